@@ -1,0 +1,1 @@
+"""Index construction drawing sets into Postgres, resumably, and find the sheet."""
