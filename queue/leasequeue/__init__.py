@@ -12,6 +12,13 @@ from leasequeue.errors import (
     ShuttingDown,
     TimedOut,
 )
+from leasequeue.migrate import (
+    Migration,
+    apply_migrations,
+    engine_migrations,
+    pending_migrations,
+    read_migrations,
+)
 
 __all__ = [
     "AbortSignal",
@@ -19,10 +26,15 @@ __all__ = [
     "JobFailed",
     "LeaseLost",
     "LeaseQueueError",
+    "Migration",
     "MigrationError",
     "Retryable",
     "ShuttingDown",
     "TimedOut",
+    "apply_migrations",
+    "engine_migrations",
+    "pending_migrations",
+    "read_migrations",
     "reconnect_delay",
     "retry_delay",
 ]
