@@ -1,0 +1,97 @@
+"""Connections: configured sources with a provider and, if they have one, a schedule (rule L14)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, cast
+
+import psycopg
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+Connection = psycopg.Connection[Any]
+
+
+_ADD = """
+    insert into connections (workspace_id, name, provider, config, interval_seconds, next_run_at)
+    values (%(workspace_id)s, %(name)s, %(provider)s, %(config)s, %(interval)s,
+            case when %(interval)s::integer is not null then coalesce(%(now)s, now()) end)
+    on conflict (workspace_id, name) do update
+       set provider = excluded.provider, config = excluded.config, status = 'active',
+           interval_seconds = excluded.interval_seconds, next_run_at = excluded.next_run_at
+     where connections.status <> 'deleting'
+    returning id
+"""
+
+
+def add_connection(
+    conn: Connection,
+    workspace_id: int,
+    name: str,
+    provider: str,
+    config: Mapping[str, Any] | None = None,
+    *,
+    interval_seconds: int | None = None,
+    now: datetime | None = None,
+) -> int | None:
+    """Configure a source, or change and reconnect the one of this name; returns its id.
+
+    With an interval its first run is due at once. None while a purge of it is under way.
+    """
+    row = conn.execute(
+        _ADD,
+        {
+            "workspace_id": workspace_id,
+            "name": name,
+            "provider": provider,
+            "config": Jsonb(dict(config or {})),
+            "interval": interval_seconds,
+            "now": now,
+        },
+    ).fetchone()
+    return None if row is None else cast(int, row[0])
+
+
+_DISCONNECT = """
+    update connections
+       set status = 'disconnected', next_run_at = null
+     where id = %(id)s and workspace_id = %(workspace_id)s and status = 'active'
+    returning id
+"""
+
+
+def disconnect(conn: Connection, workspace_id: int, connection_id: int) -> bool:
+    """Stop syncing a source and keep what it brought; False if it was not active.
+
+    Its queued run is ended by the next claim, a running one when it next lets go of its lease.
+    """
+    row = conn.execute(_DISCONNECT, {"id": connection_id, "workspace_id": workspace_id}).fetchone()
+    return row is not None
+
+
+_PURGED = """
+    update connections
+       set status = 'disconnected', next_run_at = null
+     where id = %(id)s and workspace_id = %(workspace_id)s and status = 'deleting'
+"""
+
+
+def mark_purged(conn: Connection, workspace_id: int, connection_id: int) -> None:
+    """Nothing of the source is left: call this in the transaction that seals its purge."""
+    conn.execute(_PURGED, {"id": connection_id, "workspace_id": workspace_id})
+
+
+_LIST = """
+    select id, name, provider, config, status, interval_seconds, next_run_at, created_at
+      from connections
+     where workspace_id = %(workspace_id)s
+     order by name
+"""
+
+
+def list_connections(conn: Connection, workspace_id: int) -> list[dict[str, Any]]:
+    """The workspace's connections, by name."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        cursor.execute(_LIST, {"workspace_id": workspace_id})
+        return cast(list[dict[str, Any]], cursor.fetchall())
