@@ -1,0 +1,266 @@
+"""Reach the database: the embedded one or the user's own, as a small pool or one connection.
+
+Two things make a lease outlive its holder only by seconds when a machine or a cable dies, with
+nobody left to close the connection. Our end gives up after about 40 s without an answer, well
+within a lease. And the server's end is told to do the same, or its abandoned transaction would
+go on holding row locks, and the claim would skip the row, for the two hours of TCP's defaults.
+
+Every connection is in autocommit mode: a transaction is where the code says `conn.transaction()`
+and nowhere else. Statements are never prepared on the server, so a pooler in transaction mode is
+no special case.
+
+No password reaches a message, a repr or a log: errors that quote the URL are replaced.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from pgvector.psycopg import register_vector
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import ConnectionPool
+
+from planroom import embedded
+from planroom.config import Settings
+from planroom.errors import DatabaseUnusable
+from planroom.migrate import check_migrated, check_server, migrate_database
+
+POOL_SIZE_MAX = 4
+POOL_WAIT_SECONDS = 5.0
+CONNECT_SECONDS = 10
+SILENCE_SECONDS = 40
+
+# What a URL leaves open. Half a lease is 60 s: 20 s of quiet and four unanswered probes are 40 s.
+_DEFAULTS: Mapping[str, str | int] = {
+    "connect_timeout": CONNECT_SECONDS,
+    "keepalives": 1,
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 1000 * SILENCE_SECONDS,
+}
+
+# The classes and codes of SQLSTATE that say: not now. 08 connection, 40 rolled back, 53 short of
+# something, 57 told to stop; a lock not had in time; a standby that cannot write; a session
+# ended for being idle.
+_AWAY_CLASSES = frozenset({"08", "40", "53", "57"})
+_AWAY_CODES = frozenset({"55P03", "55006", "25006", "25P03", "25P04", "58000", "58030"})
+_DATABASE_DROPPED = "57P04"
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the database is away, or refuses, only for now: back off, reconnect and go on.
+
+    A failure to connect counts, whatever its reason: during a fail-over a server refuses in many
+    ways. So does a standby that cannot write, and a `DatabaseUnusable` that such an error caused.
+    """
+    if isinstance(error, DatabaseUnusable) and error.__cause__ is not None:
+        return is_transient(error.__cause__)
+    if not isinstance(error, psycopg.Error):
+        return False
+    code = error.sqlstate
+    if code is None:
+        return isinstance(error, psycopg.OperationalError)
+    if code == _DATABASE_DROPPED:
+        return False
+    return code[:2] in _AWAY_CLASSES or code in _AWAY_CODES
+
+
+class Database:
+    """The database of one process. Threads may share it; after a fork, make another.
+
+    Nothing is connected until it is needed. `name` is what the server's own views show.
+    """
+
+    def __init__(self, settings: Settings, *, name: str = "planroom") -> None:
+        self._settings = settings
+        self._name = name
+        self._lock = threading.Lock()
+        self._pool: ConnectionPool | None = None
+
+    @classmethod
+    def open(cls, settings: Settings, *, name: str = "planroom") -> Database:
+        """Return a database that is there and has the schema of this version.
+
+        The embedded one is started and migrated. A server of the user's is only checked: when its
+        schema is behind, `DatabaseUnusable` (`schema_behind`) says to run `planroom migrate`.
+        """
+        database = cls(settings, name=name)
+        with database._first_connection() as conn:
+            if database.is_embedded:
+                migrate_database(conn)
+            else:
+                check_migrated(conn)
+        return database
+
+    def __repr__(self) -> str:
+        where = "embedded" if self._settings.database_url is None else "of your own"
+        return f"<Database {where}, {self._name}>"
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether this is the server that planroom starts itself."""
+        return self._settings.database_url is None
+
+    def migrate(self) -> list[str]:
+        """Bring the schema up to date and return the names of what was applied."""
+        with self._first_connection() as conn:
+            check_server(conn)
+            return migrate_database(conn)
+
+    @contextmanager
+    def _first_connection(self) -> Generator[psycopg.Connection]:
+        """A connection whose failure is told to a person, not to a loop that tries again."""
+        try:
+            with self.connect(vectors=False) as conn:
+                yield conn
+        except psycopg.OperationalError as error:
+            raise DatabaseUnusable(
+                f"The database cannot be reached: {str(error).strip()}",
+                code="database_unreachable",
+                hint="Is the server up, and is PLANROOM_DATABASE_URL right?",
+            ) from error
+
+    def conninfo(self) -> str:
+        """Return what libpq needs to connect, password included; starts the embedded server."""
+        url = self._settings.database_url
+        text = embedded.start(self._settings.home) if url is None else url.get_secret_value()
+        given = _parse(text)
+        return make_conninfo("", **{**_DEFAULTS, "application_name": self._name, **given})
+
+    def connect(self, *, vectors: bool = True) -> psycopg.Connection:
+        """Return a connection of the caller's own, in autocommit mode, outside the pool.
+
+        Without `vectors` the types of pgvector are not known to it, and need not exist. Raises
+        psycopg's OperationalError when nobody answers.
+        """
+        conn = psycopg.connect(self.conninfo(), autocommit=True, prepare_threshold=None)
+        try:
+            _set_up_session(conn)
+            if vectors:
+                _register_vectors(conn)
+        except BaseException:
+            conn.close()
+            raise
+        return conn
+
+    @contextmanager
+    def connection(self) -> Generator[psycopg.Connection]:
+        """Lend a connection of the pool, at most 4, in autocommit mode.
+
+        A connection that died is replaced before it is lent. When the database goes away the pool
+        is dropped, and the next call connects afresh, so it is back as soon as the server is.
+        """
+        pool = self._open_pool()
+        try:
+            with pool.connection() as conn:
+                yield conn
+        except psycopg.OperationalError as error:
+            if error.sqlstate is None:
+                self._drop(pool)
+            raise
+
+    def close(self) -> None:
+        """Close the pool. The embedded server goes on, for the next command."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open_pool(self) -> ConnectionPool:
+        """The pool, opened at its first use; a first connection tells why if there can be none."""
+        with self._lock:
+            if self._pool is None:
+                self.connect(vectors=False).close()
+                self._pool = ConnectionPool(
+                    self.conninfo,
+                    kwargs={"autocommit": True, "prepare_threshold": None},
+                    min_size=1,
+                    max_size=POOL_SIZE_MAX,
+                    timeout=POOL_WAIT_SECONDS,
+                    configure=_configure,
+                    check=ConnectionPool.check_connection,
+                    name=self._name,
+                    open=True,
+                )
+            return self._pool
+
+    def _drop(self, pool: ConnectionPool) -> None:
+        with self._lock:
+            if self._pool is not pool:
+                return
+            self._pool = None
+        pool.close(timeout=0)
+
+
+def _configure(conn: psycopg.Connection) -> None:
+    _set_up_session(conn)
+    _register_vectors(conn)
+
+
+# A pooler in transaction mode lends the server's session to others too, so these are set only
+# where the session is ours: a pooler does not tell its clients the server process's own number.
+# idle_in_transaction: a holder that hangs inside a transaction lets go of its locks in half a
+# lease. There is no statement_timeout: building an index or deleting a version may take long, and
+# client_connection_check_interval ends the statements of clients that are gone.
+_SET_UP_SESSION = """
+select set_config(name, value, false)
+from (
+    values
+        ('timezone', 'UTC'),
+        ('tcp_keepalives_idle', '20'),
+        ('tcp_keepalives_interval', '5'),
+        ('tcp_keepalives_count', '4'),
+        ('tcp_user_timeout', '40000'),
+        ('client_connection_check_interval', '10000'),
+        ('idle_in_transaction_session_timeout', '60000')
+) as settings (name, value)
+where pg_backend_pid() = %(pid)s
+"""
+
+
+def _set_up_session(conn: psycopg.Connection[Any]) -> None:
+    conn.execute(_SET_UP_SESSION, {"pid": conn.info.backend_pid})
+
+
+def _register_vectors(conn: psycopg.Connection[Any]) -> None:
+    """Teach the connection pgvector's types, or say that the server lacks them."""
+    try:
+        register_vector(conn)
+    except psycopg.OperationalError:
+        raise
+    except psycopg.ProgrammingError:
+        check_server(conn)
+        register_vector(conn)
+
+
+def _parse(url: str) -> dict[str, Any]:
+    """The parts of a URL; a malformed one is refused without quoting it, for its password."""
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise _malformed() from None
+    ports = str(given.get("port", "")).split(",")
+    split_wrongly = any("@" in str(given.get(part, "")) for part in ("host", "dbname"))
+    if split_wrongly or not all(port == "" or port.isdecimal() for port in ports):
+        raise _malformed()
+    return given
+
+
+def _malformed() -> DatabaseUnusable:
+    return DatabaseUnusable(
+        "PLANROOM_DATABASE_URL is not the address of a Postgres database.",
+        code="database_url_malformed",
+        hint="It looks like postgresql://user:password@host:5432/database; in the password, "
+        "write @ as %40, / as %2F, : as %3A, ? as %3F and % as %25.",
+    )
