@@ -1,0 +1,308 @@
+"""The process that reads pages: `python -m planroom.extract.child PATH OPTIONS`.
+
+A hostile page can take the process down: a Flate bomb makes PDFium abort, and no `except` catches
+that. So the parsers run here, under the kernel's limits (address space, processor time), and what
+is lost with the process is one page. It says `begin` before it touches a page, so that its reader
+knows which page it died of.
+
+It imports the parsers, the standard library and the pure modules beside it, nothing that opens a
+connection or a terminal. Standard output carries frames, standard input the number of pages that
+are committed, one a line; its end means that the reader is gone, and then so is this process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import resource
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+from planroom.extract.annotation import appended
+from planroom.extract.fallback import FallbackDocument, PasswordRequired
+from planroom.extract.frame import EXIT_MEMORY, send
+from planroom.extract.outline import title_by_page
+from planroom.extract.pdfium import (
+    ERROR_PASSWORD,
+    PdfiumDocument,
+    PdfiumError,
+    Reading,
+    load_library,
+)
+from planroom.extract.sheet import Heading, read_heading
+from planroom.extract.text import is_bad_encoding, normalise, normalise_line
+from planroom.model import PageReason, PageStatus, SheetSource
+
+PAGE_CHARACTERS_MAX = 8_000_000
+"""More text than this on one page is an attack on the memory of whoever receives it."""
+_POINTS_MAX = 1_000_000.0
+_PARENT_SECONDS = 1.0
+
+
+class Unreadable(Exception):
+    """No parser reads the document, or the page; the message says what each of them said."""
+
+
+class Window:
+    """How far the child may read, and whether anybody still wants it to.
+
+    A thread waits on standard input; parsers let it run, because calls into C give up the
+    interpreter lock. `prctl(PR_SET_PDEATHSIG)` is no substitute: it fires when the *thread* ends
+    that started the child, and the reader is used from more than one.
+    """
+
+    def __init__(self, committed: int, ahead: int, parent: int) -> None:
+        self._committed = committed
+        self._ahead = ahead
+        self._parent = parent
+        self._moved = threading.Condition()
+        threading.Thread(target=self._listen, name="window", daemon=True).start()
+        threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
+
+    def wait_for(self, index: int) -> None:
+        """Return when page `index` may be read."""
+        with self._moved:
+            self._moved.wait_for(lambda: index < self._committed + self._ahead)
+
+    def _listen(self) -> None:
+        pending = b""
+        while data := os.read(0, 4096):
+            *lines, pending = (pending + data).split(b"\n")
+            with self._moved:
+                self._committed = max([self._committed, *map(int, lines)])
+                self._moved.notify_all()
+        os._exit(0)
+
+    def _watch_parent(self) -> None:
+        # The pipe stays open if somebody else has inherited the reader's end of it.
+        never = threading.Event()
+        while os.getppid() == self._parent:
+            never.wait(_PARENT_SECONDS)
+        os._exit(0)
+
+
+class Document:
+    """The document in whichever parser opens it, with what its pages are called."""
+
+    def __init__(self, path: Path, reopen_pages: int) -> None:
+        self._path = path
+        self._raw = load_library()
+        self._reopen_pages = reopen_pages
+        self._reads = 0
+        self._fallback = FallbackDocument(path)
+        self._pdfium: PdfiumDocument | None = None
+        try:
+            self._pdfium = PdfiumDocument(self._raw, path)
+            if self._pdfium.page_count < 1:
+                raise PdfiumError("it has no pages")
+        except PdfiumError as error:
+            if error.code == ERROR_PASSWORD:
+                raise PasswordRequired from error
+            self._open_fallback(str(error))
+            return
+        self.page_count = self._pdfium.page_count
+        self._bookmarks = title_by_page(self._pdfium.bookmarks())
+        self._labels: list[str] | None = None
+
+    def heading(self, index: int) -> Heading:
+        """What the document itself calls a page."""
+        label: str | None = None
+        if self._labels is not None:
+            label = self._labels[index] if index < len(self._labels) else None
+        elif self._pdfium is not None:
+            label = self._pdfium.label(index)
+        return read_heading(normalise_line(label or ""), self._bookmarks.get(index))
+
+    def reopen_if_due(self) -> None:
+        """Close PDFium's document and open it again after so many pages, for its memory."""
+        if self._pdfium is not None and self._reads >= self._reopen_pages:
+            self._pdfium.close()
+            self._pdfium = PdfiumDocument(self._raw, self._path)
+            self._reads = 0
+
+    def read(self, index: int, heading: Heading) -> tuple[str, Reading]:
+        """A page, and which parser read it: pypdf only where PDFium reports an error."""
+        if self._pdfium is None:
+            return "pypdf", self._read_fallback(index, "")
+        self._reads += 1
+        try:
+            return "pdfium", self._pdfium.read(index, heading)
+        except PdfiumError as error:
+            return "pypdf", self._read_fallback(index, f"PDFium: {error}; ")
+
+    def _read_fallback(self, index: int, said: str) -> Reading:
+        try:
+            return self._fallback.read(index)
+        except MemoryError:
+            raise
+        except Exception as error:  # pypdf raises anything on a damaged page.
+            raise Unreadable(f"{said}pypdf: {_said(error)}") from error
+
+    def _open_fallback(self, said: str) -> None:
+        """Let pypdf open it; labels and outline are a bonus that may be damaged too."""
+        if self._pdfium is not None:
+            self._pdfium.close()
+            self._pdfium = None
+        try:
+            self.page_count = self._fallback.page_count
+        except (MemoryError, PasswordRequired):
+            raise
+        except Exception as error:
+            raise Unreadable(f"PDFium: {said}; pypdf: {_said(error)}") from error
+        if self.page_count < 1:
+            raise Unreadable("it has no pages")
+        self._labels, self._bookmarks = [], {}
+        try:
+            self._labels = self._fallback.labels()
+            self._bookmarks = title_by_page(self._fallback.bookmarks())
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - Without names the pages are as readable as with them.
+            return
+
+
+def page_fields(parser: str, reading: Reading, heading: Heading) -> dict[str, Any]:
+    """A reading as the fields of a `model.Page` that the reader does not know yet."""
+    raw = appended(reading.text, reading.annotations)
+    fields: dict[str, Any] = {
+        "parser": parser,
+        "width": _sane(reading.width),
+        "height": _sane(reading.height),
+        "rotation": reading.rotation if reading.rotation in (90, 180, 270) else 0,
+        **heading_fields(heading),
+    }
+    if heading.number is None and reading.number is not None:
+        fields["sheet_number"] = normalise_line(reading.number)
+        fields["sheet_source"] = SheetSource.TITLE_BLOCK
+    fields["sheet_title"] = heading.title or normalise_line(reading.title or "")
+    return fields | _text_fields(raw)
+
+
+def heading_fields(heading: Heading) -> dict[str, Any]:
+    """What is known of a page before it is read, as fields of a `model.Page`."""
+    return {
+        "label": heading.label,
+        "bookmark": heading.bookmark,
+        "sheet_number": heading.number,
+        "sheet_title": heading.title,
+        "sheet_source": heading.source,
+    }
+
+
+def _text_fields(raw: str) -> dict[str, Any]:
+    if len(raw) > PAGE_CHARACTERS_MAX:
+        most = f"at most {PAGE_CHARACTERS_MAX:,} are read"
+        said = f"The page has {len(raw):,} characters of text; {most}."
+        return _failed(PageReason.MEMORY, said)
+    if is_bad_encoding(raw):
+        said = "The page's fonts do not say which characters they show; its text would be noise."
+        return _failed(PageReason.BAD_ENCODING, said)
+    text = normalise(raw)
+    if not text.strip():
+        return {"status": PageStatus.IMAGE_ONLY}
+    return {"status": PageStatus.TEXT, "text": text}
+
+
+def _failed(reason: PageReason, detail: str) -> dict[str, Any]:
+    return {"status": PageStatus.FAILED, "reason": reason, "detail": detail}
+
+
+def _sane(points: float) -> float:
+    return min(max(points, 0.0), _POINTS_MAX) if math.isfinite(points) else 0.0
+
+
+def _said(error: BaseException) -> str:
+    """A parser's message, the same in every process: without addresses, and not endless."""
+    message = re.sub(r" at 0x[0-9a-fA-F]+", "", str(error)) or type(error).__name__
+    return normalise_line(message, length_max=300) or type(error).__name__
+
+
+class _Deadline:
+    """Processor seconds after which the kernel ends this process, by SIGPROF."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, self._seconds)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _read_pages(out: int, path: Path, options: dict[str, Any]) -> None:
+    opening, reading = _Deadline(options["open_seconds"]), _Deadline(options["page_seconds"])
+    window = Window(options["committed"], options["ahead"], options["parent"])
+    with opening:
+        document = Document(path, options["reopen_pages"])
+    send(out, {"pages": document.page_count})
+    if document.page_count > options["pages_max"]:
+        return
+    for index in range(options["first"], document.page_count):
+        window.wait_for(index)
+        with opening:
+            heading = document.heading(index)
+        send(out, {"begin": index, "page": heading_fields(heading)})
+        with opening:
+            document.reopen_if_due()
+        with reading:
+            fields = _read_page(document, index, heading)
+        send(out, {"read": index, "page": fields})
+
+
+def _read_page(document: Document, index: int, heading: Heading) -> dict[str, Any]:
+    try:
+        return page_fields(*document.read(index, heading), heading)
+    except Unreadable as error:
+        return heading_fields(heading) | _failed(PageReason.PARSER_ERROR, str(error))
+
+
+def _confine(memory_bytes: int) -> None:
+    """Limits and signals, before anything of the file is touched."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    # A bomb leaves no core dump, and a chatty parser no large log.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * 1024, 1024 * 1024))
+    # Ctrl-C and an orderly stop are the reader's business: it closes the pipe.
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    # If the machine runs out of memory, this process goes before the worker.
+    score = Path("/proc/self/oom_score_adj")
+    if score.exists():
+        score.write_text("500")
+
+
+def main(path: Path, options: dict[str, Any]) -> int:
+    """Read the document's pages in order; the exit status says how that ended."""
+    # Frames get a descriptor of their own, so that nothing a library prints lands among them.
+    out = os.dup(1)
+    os.dup2(2, 1)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    try:
+        _confine(options["memory_bytes"])
+        _read_pages(out, path, options)
+    except PasswordRequired:
+        send(out, {"failed": "password_required"})
+    except Unreadable as error:
+        send(out, {"failed": "unreadable", "said": str(error)})
+    except MemoryError:
+        return EXIT_MEMORY
+    except BrokenPipeError:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    sys.stderr.flush()
+    # Nothing is worth tidying up, and a damaged heap could hang the attempt.
+    os._exit(status)
