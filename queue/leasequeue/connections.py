@@ -94,4 +94,4 @@ def list_connections(conn: Connection, workspace_id: int) -> list[dict[str, Any]
     """The workspace's connections, by name."""
     with conn.cursor(row_factory=dict_row) as cursor:
         cursor.execute(_LIST, {"workspace_id": workspace_id})
-        return cast(list[dict[str, Any]], cursor.fetchall())
+        return cursor.fetchall()

@@ -1,4 +1,4 @@
-"""What can go wrong with a leased job, as types: one class for each thing a caller does differently.
+"""What can go wrong with a leased job: one class for each thing a caller does differently.
 
 A handler raises `Retryable`, `JobFailed` or lets any other exception escape; the engine raises
 the rest. Every error has a stable `code` for machines, a sentence for people and, where there is
@@ -7,6 +7,7 @@ something to do, a `hint`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 
 
@@ -72,6 +73,20 @@ class Retryable(LeaseQueueError):
     ) -> None:
         super().__init__(message, code=code, hint=hint)
         self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What a handler returns that did some of its work: sealed `partial`, not raised.
+
+    With `retryable` the same row is tried again while its attempts last (rule L8), and is sealed
+    `partial` after the last.
+    """
+
+    error: str
+    code: str = "partial"
+    retryable: bool = False
+    retry_after: timedelta | None = None
 
 
 class MigrationError(LeaseQueueError):

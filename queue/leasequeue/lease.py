@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, LiteralString, cast
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
 from leasequeue.errors import LeaseLost
@@ -88,7 +90,7 @@ FENCE: LiteralString = """
 
 
 @functools.cache
-def _compose(
+def compose(
     template: LiteralString, table: LeaseTable, condition: LiteralString = NOTHING_MORE
 ) -> sql.Composed:
     """The statement for one table: the templates below are written once and serve every table."""
@@ -117,6 +119,7 @@ _CLAIM: LiteralString = """
            and job.queued_at <= coalesce(%(now)s, now())
            and (job.status = 'queued' or job.lease_expires_at < coalesce(%(now)s, now()))
            and job.id <> all (%(skip)s)
+           and not exists (select 1 from maintenance_state where paused_at is not null)
            and ({condition})
          order by job.queued_at, job.id
          limit 1
@@ -176,16 +179,17 @@ def claim(
     Claimable is queued and due, or running with an expired lease; `condition` narrows that, on
     the row named `job`. The claim draws a fresh token and opens an attempt; the attempt of a dead
     holder is closed as `expired`. A row that has to end instead (cancelled meanwhile, its world
-    gone, or `crashes_max` workers dead in a row, rule L9) is ended and returned as `Ended`.
+    gone, or `crashes_max` workers dead in a row, rule L9) is ended and returned as `Ended`. While
+    the fleet is paused nothing is claimable (L18).
 
     A row on which the database refuses the claim (a unique index of the user's own, say) is
     passed over: it keeps one row waiting and never the queue behind it.
     """
     skip: list[int] = []
-    statement = _compose(_CLAIM, table, condition)
+    statement = compose(_CLAIM, table, condition)
     while True:
         try:
-            with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
+            with _guarded(conn), conn.cursor(row_factory=dict_row) as cursor:
                 cursor.execute(
                     statement,
                     {
@@ -205,6 +209,12 @@ def claim(
             skip.append(refused)
             continue
         return None if row is None else _claimed(table, owner, lease_seconds, row)
+
+
+def _guarded(conn: Connection) -> AbstractContextManager[object]:
+    """A savepoint inside a transaction; outside one the statement is its own, and it costs less."""
+    idle = conn.info.transaction_status == TransactionStatus.IDLE
+    return nullcontext() if conn.autocommit and idle else conn.transaction()
 
 
 def _claimed(table: LeaseTable, owner: str, lease_seconds: float, row: Row) -> Lease | Ended:
@@ -236,7 +246,7 @@ def _next_claimable(
 ) -> int | None:
     """The row that a claim would take, without taking it: the one the database just refused."""
     row = conn.execute(
-        _compose(_NEXT_CLAIMABLE, table, condition),
+        compose(_NEXT_CLAIMABLE, table, condition),
         {**(parameters or {}), "skip": skip, "now": now},
     ).fetchone()
     return None if row is None else cast(int, row[0])
@@ -256,7 +266,7 @@ def renew(conn: Connection, lease: Lease, *, now: datetime | None = None) -> boo
     In a transaction this is also the bare fence: the row stays locked until the commit, so
     whatever else the transaction writes is the holder's. Raises LeaseLost.
     """
-    row = conn.execute(_compose(_RENEW, lease.table), {**lease.fence, "now": now}).fetchone()
+    row = conn.execute(compose(_RENEW, lease.table), {**lease.fence, "now": now}).fetchone()
     if row is None:
         raise _lost(lease)
     return row[0] is not None
@@ -282,9 +292,7 @@ _CHECK_CONTROL: LiteralString = """
 
 def check_control(conn: Connection, lease: Lease, *, now: datetime | None = None) -> bool:
     """One query for two questions (rule L5): LeaseLost when it is; True when cancel was asked."""
-    row = conn.execute(
-        _compose(_CHECK_CONTROL, lease.table), {**lease.fence, "now": now}
-    ).fetchone()
+    row = conn.execute(compose(_CHECK_CONTROL, lease.table), {**lease.fence, "now": now}).fetchone()
     if row is None:
         raise _lost(lease)
     return row[0] is not None
@@ -482,7 +490,7 @@ def _move(
 ) -> str:
     """Run one of the three statements by which a holder lets go of its row."""
     row = conn.execute(
-        _compose(statement, lease.table),
+        compose(statement, lease.table),
         {
             **lease.fence,
             "now": now,
@@ -528,7 +536,7 @@ def request_cancel(
     `cancelled` whatever its holder reports after this.
     """
     rows = conn.execute(
-        _compose(_REQUEST_CANCEL, table),
+        compose(_REQUEST_CANCEL, table),
         {"ids": list(ids), "workspace_id": workspace_id, "reason": reason, "now": now},
     ).fetchall()
     return dict(rows)

@@ -202,7 +202,8 @@ def promote(conn: Connection, *, now: datetime | None = None) -> int | None:
 
 # What the limiter asks of a row (rule L12). An expired run counts: its worker may still be at
 # work, and the row itself is what is to be claimed next; it never counts against itself, so a
-# dead worker's run is not in the way of its own reclaim (cases Q7 and Q9).
+# dead worker's run is not in the way of its own reclaim (cases Q7 and Q9). Nor may a stream of new
+# syncs starve a purge: what was queued after it stays behind it.
 _ADMISSION = """
     job.kind = any (%(kinds)s)
     and not exists (
@@ -212,6 +213,16 @@ _ADMISSION = """
            and other.status = 'running'
            and other.id <> job.id
            and (other.kind = 'purge' or job.kind = 'purge' or other.provider = job.provider)
+    )
+    and not exists (
+        select 1
+          from connection_runs as purge
+         where purge.workspace_id = job.workspace_id
+           and purge.kind = 'purge'
+           and purge.status = 'queued'
+           and job.status = 'queued'
+           and job.kind <> 'purge'
+           and (purge.queued_at, purge.id) < (job.queued_at, job.id)
     )
 """
 _ADMITTED_IN_WORKSPACE = "job.workspace_id = %(workspace_id)s and " + _ADMISSION
@@ -223,6 +234,7 @@ _CANDIDATES = (
          where job.status in ('queued', 'running')
            and job.queued_at <= coalesce(%(now)s, now())
            and (job.status = 'queued' or job.lease_expires_at < coalesce(%(now)s, now()))
+           and not exists (select 1 from maintenance_state where paused_at is not null)
            and """
     + _ADMISSION
     + """
@@ -361,7 +373,7 @@ def list_runs(
     """The workspace's newest runs first."""
     with conn.cursor(row_factory=dict_row) as cursor:
         cursor.execute(_LIST, {"workspace_id": workspace_id, "status": status, "limit": limit})
-        return cast(list[dict[str, Any]], cursor.fetchall())
+        return cursor.fetchall()
 
 
 _RUN = """
@@ -389,7 +401,7 @@ def run_history(conn: Connection, workspace_id: int, run_id: int) -> dict[str, A
     """One run with its `lease_history` (who held it, when, why it ended) and its `results`."""
     parameters = {"id": run_id, "workspace_id": workspace_id}
     with conn.cursor(row_factory=dict_row) as cursor:
-        row = cast(dict[str, Any] | None, cursor.execute(_RUN, parameters).fetchone())
+        row = cursor.execute(_RUN, parameters).fetchone()
         if row is None:
             return None
         row["lease_history"] = cursor.execute(_ATTEMPTS, parameters).fetchall()

@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
@@ -89,4 +89,4 @@ def list_workers(conn: Connection, *, now: datetime | None = None) -> list[dict[
     silence = timedelta(seconds=3 * HEARTBEAT_SECONDS)
     with conn.cursor(row_factory=dict_row) as cursor:
         cursor.execute(_LIST, {"silence": silence, "now": now})
-        return cast(list[dict[str, Any]], cursor.fetchall())
+        return cursor.fetchall()

@@ -1,0 +1,145 @@
+"""The stages that serve `connection_runs`: hand this list to a `Worker`, with a handler a kind.
+
+A handler gets a `Run` and does the work, inline. It checks `run.abort` often, writes under the
+fence (`record_result`, `checkpoint`, or any transaction opened by `renew`), and returns None, or
+a `Partial`; or raises `Retryable` or `JobFailed`. Kinds without a handler are left alone, so old
+workers and new kinds may meet (case Q26).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+
+from leasequeue import lease as leases
+from leasequeue import runs
+from leasequeue.abort import AbortSignal
+from leasequeue.connections import mark_purged
+from leasequeue.errors import Partial
+from leasequeue.lease import Lease
+from leasequeue.poll import Stage
+from leasequeue.settle import Done, Settled
+from leasequeue.throttle import due
+from leasequeue.worker import Worker
+
+Connection = psycopg.Connection[Any]
+Lend = Callable[[], AbstractContextManager[Connection]]
+
+RETENTION_EVERY = timedelta(hours=1)
+SCHEDULED_PER_POLL = 100
+PROMOTED_PER_POLL = 10
+REMOVED_PER_POLL = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One execution of a connection, as its handler sees it."""
+
+    lease: Lease
+    abort: AbortSignal
+    id: int
+    workspace_id: int
+    connection_id: int
+    provider: str
+    kind: str
+    payload: Mapping[str, Any]
+
+
+Handler = Callable[[Run], "Partial | None"]
+
+
+def engine_stages(
+    worker: Worker,
+    lend: Lend,
+    handlers: Mapping[str, Handler],
+    *,
+    lease_seconds: float = 120.0,
+    retention_days: int = 90,
+) -> list[Stage]:
+    """Schedules, promotions, one run a poll, and the removal of old history."""
+    kinds = sorted(handlers)
+
+    def schedule() -> int:
+        with lend() as conn:
+            return runs.enqueue_due(conn, SCHEDULED_PER_POLL)
+
+    def promote() -> int:
+        with lend() as conn:
+            promoted = 0
+            while promoted < PROMOTED_PER_POLL and runs.promote(conn) is not None:
+                promoted += 1
+            return promoted
+
+    def run_one() -> int:
+        with lend() as conn:
+            claimed = runs.claim(conn, worker.name, lease_seconds, kinds)
+        if isinstance(claimed, Lease):
+            worker.perform(claimed, lambda abort: _handle(claimed, abort, handlers, lend))
+        return 0 if claimed is None else 1
+
+    def retain() -> int:
+        with lend() as conn:
+            if not due(conn, "remove_old_runs", RETENTION_EVERY):
+                return 0
+            removed = total = runs.remove_old_runs(conn, retention_days, REMOVED_PER_POLL)
+            while removed == REMOVED_PER_POLL and not worker.stopping:
+                removed = runs.remove_old_runs(conn, retention_days, REMOVED_PER_POLL)
+                total += removed
+            return total
+
+    return [
+        Stage("schedule", schedule),
+        Stage("promote", promote),
+        Stage("run", run_one),
+        Stage("retain", seldom(retain, timedelta(minutes=10))),
+    ]
+
+
+def seldom(run: Callable[[], int], every: timedelta) -> Callable[[], int]:
+    """`run`, at most once in `every` in this process: the marker in the database decides for the
+    fleet, and this spares an idle worker from asking it at each poll."""
+    next_at = 0.0
+
+    def gated() -> int:
+        nonlocal next_at
+        if time.monotonic() < next_at:
+            return 0
+        done = run()
+        next_at = time.monotonic() + every.total_seconds()
+        return done
+
+    return gated
+
+
+def _handle(
+    claimed: Lease, abort: AbortSignal, handlers: Mapping[str, Handler], lend: Lend
+) -> Done | Settled | Partial:
+    row = claimed.row
+    partial = handlers[row["kind"]](
+        Run(
+            lease=claimed,
+            abort=abort,
+            id=claimed.id,
+            workspace_id=row["workspace_id"],
+            connection_id=row["connection_id"],
+            provider=row["provider"],
+            kind=row["kind"],
+            payload=row["payload"],
+        )
+    )
+    if partial is not None:
+        return partial
+    return _finish_purge(claimed, lend) if row["kind"] == runs.PURGE else Done()
+
+
+def _finish_purge(claimed: Lease, lend: Lend) -> Settled:
+    """The purge and the state of its connection end together; connection first, then the run."""
+    with lend() as conn, conn.transaction():
+        mark_purged(conn, claimed.row["workspace_id"], claimed.row["connection_id"])
+        return Settled(leases.seal(conn, claimed, "succeeded"))
