@@ -14,34 +14,26 @@ from psycopg import errors
 DISK_FULL_DELAY = timedelta(seconds=30)
 OUTAGE_DELAY = timedelta(seconds=1)
 
-# A standby after a fail-over answers every write with the first (case Q17).
-_REFUSALS = (
-    errors.ReadOnlySqlTransaction,
-    errors.AdminShutdown,
-    errors.CrashShutdown,
-    errors.CannotConnectNow,
-    errors.TooManyConnections,
-    errors.IdleInTransactionSessionTimeout,
-    errors.DiskFull,
-    errors.OutOfMemory,
-    errors.IoError,
-    errors.LockNotAvailable,
-    errors.DeadlockDetected,
-    errors.SerializationFailure,
-)
+# The classes and codes of SQLSTATE that say: not now. 08 connection, 40 rolled back, 53 short of
+# something, 57 told to stop; a lock not had in time; a standby that cannot write (case Q17); a
+# session ended for being idle; a failing disk.
+_AWAY_CLASSES = frozenset({"08", "40", "53", "57"})
+_AWAY_CODES = frozenset({"55P03", "55006", "25006", "25P03", "25P04", "58000", "58030"})
+_NOT_AWAY = frozenset({"57P04", "57014"})  # The database was dropped; a statement was cancelled.
 
 
 def is_outage(error: BaseException | None) -> bool:
     """Whether the same statement may succeed later, though nothing about the job changes.
 
-    Connection failures have no SQLSTATE of their own, or class 08. A PoolTimeout of psycopg_pool
-    is an OperationalError without one, too.
+    An OperationalError without a code is a broken or refused connection, or a pool's timeout; so
+    is the InterfaceError of a connection found closed.
     """
-    if isinstance(error, _REFUSALS):
-        return True
-    if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+    if not isinstance(error, psycopg.Error):
         return False
-    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+    code = error.sqlstate
+    if code is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return code not in _NOT_AWAY and (code[:2] in _AWAY_CLASSES or code in _AWAY_CODES)
 
 
 def outage_delay(error: BaseException) -> timedelta:
