@@ -177,6 +177,11 @@ def test_counting_a_long_text_is_never_less_than_the_truth_and_hardly_more(text:
     assert truth <= count_tokens(text) <= 1.1 * truth + 8
 
 
+def test_counting_a_long_text_of_words_is_exact() -> None:
+    text = "".join(f"{number}.  {NOTES}\n\n" for number in range(1000))
+    assert count_tokens(text) == _tokens(text)
+
+
 def test_d20_the_same_notes_on_fifty_sheets_stay_fifty_chunks() -> None:
     chunks = [chunk for _ in range(50) for chunk in chunk_page(NOTES, ChunkParams())]
     assert len(chunks) == 50
