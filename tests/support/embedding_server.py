@@ -201,6 +201,10 @@ class EmbeddingServer:
         self._released.wait()
 
 
+# What socketserver calls the socket of a connection that it accepted.
+_Accepted = socket.socket | tuple[bytes, socket.socket]
+
+
 class _Server(ThreadingHTTPServer):
     # Threads are joined when it closes, so none outlives its test.
     daemon_threads = False
@@ -213,13 +217,15 @@ class _Server(ThreadingHTTPServer):
         self._connections_lock = threading.Lock()
         super().__init__(address, _Handler)
 
-    def opened(self, connection: socket.socket) -> None:
+    def process_request(self, request: _Accepted, client_address: Any) -> None:
         with self._connections_lock:
-            self._connections.add(connection)
+            self._connections.add(cast("socket.socket", request))
+        super().process_request(request, client_address)
 
-    def closed(self, connection: socket.socket) -> None:
+    def close_request(self, request: _Accepted) -> None:
         with self._connections_lock:
-            self._connections.discard(connection)
+            self._connections.discard(cast("socket.socket", request))
+        super().close_request(request)
 
     def close_connections(self) -> None:
         with self._connections_lock:
@@ -235,16 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # Header and body are two writes; held back, each would wait for the client's receipt.
     disable_nagle_algorithm = True
-    server: _Server
-
-    def setup(self) -> None:
-        super().setup()
-        self.server.opened(self.connection)
-
-    def finish(self) -> None:
-        self.server.closed(self.connection)
-        with contextlib.suppress(OSError):
-            super().finish()
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Nothing: tests own the terminal."""

@@ -1,8 +1,8 @@
 """The `minilm` extra: all-MiniLM-L6-v2, int8 weights, on onnxruntime, in this process.
 
-Better vectors than the default's, at about a hundredth of its speed. The model quantises activations by
-the range of the whole batch, so a text's vector would depend on its neighbours and on padding:
-each text is therefore run alone, unpadded, on one thread.
+Better vectors than the default's, at about a hundredth of its speed. The model quantises
+activations by the range of the whole batch, so a text's vector would depend on its neighbours and
+on padding: each text is therefore run alone, unpadded, on one thread.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ not in a message, a log line or a repr, even when the service repeats it.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import queue
 import random
@@ -432,6 +433,8 @@ class _Endpoint:
             username="", password="", path=url.path.rstrip("/") + "/embeddings"
         )
         self._timeout_seconds = timeout_seconds
+        # Its debug lines quote the headers of answers, and a service may repeat the key there.
+        logging.getLogger("httpcore").setLevel(logging.INFO)
         self._client = httpx.Client(timeout=timeout_seconds, auth=auth, follow_redirects=False)
 
     def close(self) -> None:
