@@ -2,8 +2,9 @@
 
 Better vectors than the default's, at about a hundredth of its speed. The model quantises
 activations by the range of the whole batch, so a text's vector would depend on its neighbours and
-on padding: each text is therefore run alone, unpadded, on one thread. Its bits are then the same in every
-process of one kind of processor; between kinds, onnxruntime's kernels may round differently.
+on padding: each text is therefore run alone, unpadded, on one thread. Its bits are then the same
+in every process of one kind of processor; between kinds, onnxruntime's kernels may round
+differently.
 """
 
 from __future__ import annotations
