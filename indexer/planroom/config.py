@@ -58,9 +58,7 @@ class Settings(BaseSettings):
     batch_units: int = Field(
         200, ge=1, le=2000, description="Chunks embedded and committed together."
     )
-    page_group: int = Field(
-        8, ge=1, le=100, description="Most pages read and not yet committed."
-    )
+    page_group: int = Field(8, ge=1, le=100, description="Most pages read and not yet committed.")
 
     file_bytes_max: int = Field(4096 * MIB, gt=0, description="Largest file, in bytes.")
     pages_max: int = Field(20_000, gt=0, description="Most pages in a file.")

@@ -5,7 +5,8 @@ Knows nothing of documents; planroom is one of its users. Start with README.md b
 
 from leasequeue.abort import AbortSignal
 from leasequeue.backoff import reconnect_delay, retry_delay
-from leasequeue.connections import add_connection, disconnect, list_connections, mark_purged
+from leasequeue.connections import add_connection, list_connections, mark_purged
+from leasequeue.crashpoint import crash_point
 from leasequeue.errors import (
     Cancelled,
     JobFailed,
@@ -43,6 +44,7 @@ from leasequeue.outage import is_outage
 from leasequeue.poll import Polled, Stage, poll
 from leasequeue.runs import (
     RUNS,
+    disconnect,
     enqueue,
     list_runs,
     promote,
@@ -87,6 +89,7 @@ __all__ = [
     "check_control",
     "checkpoint",
     "claim",
+    "crash_point",
     "deregister",
     "disconnect",
     "due",

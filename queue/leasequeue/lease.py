@@ -13,9 +13,11 @@ each function takes `now` for tests alone.
 from __future__ import annotations
 
 import functools
+import logging
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, LiteralString, cast
 
@@ -26,8 +28,11 @@ from psycopg.rows import dict_row
 
 from leasequeue.errors import LeaseLost
 
+log = logging.getLogger("leasequeue")
+
 ATTEMPTS_MAX = 3
 CRASHES_MAX = 3
+REFUSED_MAX = 100
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[Any]
@@ -49,7 +54,11 @@ class LeaseTable:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to work on one row, as it was claimed. `row` is the whole row at that moment."""
+    """The right to work on one row, as it was claimed. `row` is the whole row at that moment.
+
+    `claimed_at` is this process's monotonic clock just before the claim was sent: the lease is
+    certainly held for `seconds` from then on, however long the answer took.
+    """
 
     table: LeaseTable
     id: int
@@ -58,6 +67,7 @@ class Lease:
     seconds: float
     attempt: int
     row: Row
+    claimed_at: float = field(default_factory=time.monotonic, compare=False)
 
     @property
     def fence(self) -> Row:
@@ -106,6 +116,8 @@ def compose(
 
 # The row is picked and decided in one statement. `next_status` is `running`, or the end of a job
 # that must not run again: it was cancelled, its world is gone, or its last workers all died.
+# `for no key update` is what the update takes anyway; plain `for update` would pass over a row
+# that somebody's insert merely references.
 _CLAIM: LiteralString = """
     with picked as (
         select job.id, job.status as old_status, job.lease_token as old_token,
@@ -123,7 +135,7 @@ _CLAIM: LiteralString = """
            and ({condition})
          order by job.queued_at, job.id
          limit 1
-           for update of job skip locked
+           for no key update of job skip locked
     ), claimed as (
         update {table} as job
            set status = next_status,
@@ -183,44 +195,51 @@ def claim(
     the fleet is paused nothing is claimable (L18).
 
     A row on which the database refuses the claim (a unique index of the user's own, say) is
-    passed over: it keeps one row waiting and never the queue behind it.
+    passed over with a warning: it keeps one row waiting and never the queue behind it. What is
+    refused on a hundred rows is no matter of one row, and is raised.
     """
     skip: list[int] = []
     statement = compose(_CLAIM, table, condition)
+    values = {
+        **(parameters or {}),
+        "owner": owner,
+        "lease": timedelta(seconds=lease_seconds),
+        "crashes_max": crashes_max,
+        "skip": skip,
+        "now": now,
+    }
     while True:
+        claimed_at = time.monotonic()
         try:
             with _guarded(conn), conn.cursor(row_factory=dict_row) as cursor:
-                cursor.execute(
-                    statement,
-                    {
-                        **(parameters or {}),
-                        "owner": owner,
-                        "lease": timedelta(seconds=lease_seconds),
-                        "crashes_max": crashes_max,
-                        "skip": skip,
-                        "now": now,
-                    },
-                )
-                row = cursor.fetchone()
-        except psycopg.errors.UniqueViolation:
-            refused = _next_claimable(conn, table, condition, parameters, skip, now)
-            if refused is None:
-                return None
+                row = cursor.execute(statement, values).fetchone()
+        except psycopg.IntegrityError as error:
+            refused = _next_claimable(conn, table, condition, values)
+            if refused is None or len(skip) >= REFUSED_MAX:
+                raise
+            log.warning("%s %s cannot be claimed: %s", table.table, refused, error)
             skip.append(refused)
             continue
-        return None if row is None else _claimed(table, owner, lease_seconds, row)
+        if row is None:
+            return None
+        if row["status"] != "running":
+            return Ended(row["id"], row["status"], row)
+        return Lease(
+            table=table,
+            id=row["id"],
+            owner=owner,
+            token=row["lease_token"],
+            seconds=lease_seconds,
+            attempt=row["attempts"],
+            row=row,
+            claimed_at=claimed_at,
+        )
 
 
 def _guarded(conn: Connection) -> AbstractContextManager[object]:
     """A savepoint inside a transaction; outside one the statement is its own, and it costs less."""
     idle = conn.info.transaction_status == TransactionStatus.IDLE
     return nullcontext() if conn.autocommit and idle else conn.transaction()
-
-
-def _claimed(table: LeaseTable, owner: str, lease_seconds: float, row: Row) -> Lease | Ended:
-    if row["status"] != "running":
-        return Ended(row["id"], row["status"], row)
-    return Lease(table, row["id"], owner, row["lease_token"], lease_seconds, row["attempts"], row)
 
 
 _NEXT_CLAIMABLE: LiteralString = """
@@ -237,24 +256,23 @@ _NEXT_CLAIMABLE: LiteralString = """
 
 
 def _next_claimable(
-    conn: Connection,
-    table: LeaseTable,
-    condition: LiteralString,
-    parameters: Mapping[str, Any] | None,
-    skip: list[int],
-    now: datetime | None,
+    conn: Connection, table: LeaseTable, condition: LiteralString, values: Mapping[str, Any]
 ) -> int | None:
-    """The row that a claim would take, without taking it: the one the database just refused."""
-    row = conn.execute(
-        compose(_NEXT_CLAIMABLE, table, condition),
-        {**(parameters or {}), "skip": skip, "now": now},
-    ).fetchone()
+    """The row that a claim would take, without taking it: the one the database just refused.
+
+    Or, when another worker is busy with an older one, that: then the next try names the next.
+    """
+    row = conn.execute(compose(_NEXT_CLAIMABLE, table, condition), values).fetchone()
     return None if row is None else cast(int, row[0])
 
 
+# `greatest`, because now() is when the transaction began: one that was open for a while before it
+# renews must not take back what the keeper has renewed meanwhile.
 _RENEW: LiteralString = """
     update {table} as job
-       set lease_expires_at = coalesce(%(now)s, now()) + %(lease)s
+       set lease_expires_at = greatest(
+               job.lease_expires_at, coalesce(%(now)s, now()) + %(lease)s
+           )
      where {fence}
     returning job.cancel_requested_at
 """
@@ -300,8 +318,10 @@ def check_control(conn: Connection, lease: Lease, *, now: datetime | None = None
 
 _CHECKPOINT: LiteralString = """
     update {table} as job
-       set lease_expires_at = coalesce(%(now)s, now()) + %(lease)s,
-           failures = 0, crashes = 0, {progress}
+       set lease_expires_at = greatest(
+               job.lease_expires_at, coalesce(%(now)s, now()) + %(lease)s
+           ),
+           failures = 0, crashes = 0{progress}
      where {fence}
     returning job.cancel_requested_at
 """
@@ -309,8 +329,8 @@ _CHECKPOINT: LiteralString = """
 
 @functools.cache
 def _compose_checkpoint(table: LeaseTable, columns: tuple[str, ...]) -> sql.Composed:
-    progress = sql.SQL(", ").join(
-        sql.SQL("{} = {}").format(sql.Identifier(column), sql.Placeholder("progress_" + column))
+    progress = sql.SQL("").join(
+        sql.SQL(", {} = {}").format(sql.Identifier(column), sql.Placeholder("progress_" + column))
         for column in columns
     )
     return sql.SQL(_CHECKPOINT).format(
@@ -345,7 +365,8 @@ _CLOSE: LiteralString = """
                outcome = case moved.status when 'queued' then %(outcome)s else moved.status end,
                error_code = %(error_code)s,
                error = %(error)s,
-               retry_at = case when moved.status = 'queued' then moved.queued_at end
+               retry_at = case when moved.status = 'queued'
+                   then greatest(moved.queued_at, coalesce(%(now)s, now())) end
           from moved
          where attempt.{key} = moved.id
            and attempt.lease_token = %(token)s
@@ -360,8 +381,10 @@ _SEAL: LiteralString = (
            set status = case when cancel_requested_at is not null then 'cancelled'
                    else %(status)s end,
                finished_at = coalesce(%(now)s, now()),
-               error_code = %(error_code)s,
-               error = %(error)s,
+               -- Why it was cancelled was said by whoever asked for it.
+               error_code = case when cancel_requested_at is not null then error_code
+                   else %(error_code)s end,
+               error = case when cancel_requested_at is not null then error else %(error)s end,
                lease_owner = null, lease_token = null, lease_expires_at = null
          where {fence}
         returning job.id, job.status, job.queued_at
@@ -388,6 +411,7 @@ def seal(
 
 
 # `world` is judged in this very statement: a connection disconnected while the job ran ends it.
+# One that commits while this runs is met by the next claim instead, with the same end.
 _REQUEUE: LiteralString = (
     """
     with moved as (
@@ -398,8 +422,9 @@ _REQUEUE: LiteralString = (
                    then coalesce(%(now)s, now()) + %(delay)s else job.queued_at end,
                finished_at = case when decided.status <> 'queued'
                    then coalesce(%(now)s, now()) end,
-               error_code = %(error_code)s,
-               error = %(error)s,
+               error_code = case when cancel_requested_at is not null then error_code
+                   else %(error_code)s end,
+               error = case when cancel_requested_at is not null then error else %(error)s end,
                lease_owner = null, lease_token = null, lease_expires_at = null
           from (
               select job.id as decided_id,
@@ -409,7 +434,7 @@ _REQUEUE: LiteralString = (
                           else 'queued' end as status
                 from {table} as job
                where {fence}
-                 for update of job
+                 for no key update of job
           ) as decided
          where job.id = decided.decided_id and {fence}
         returning job.id, job.status, job.queued_at
@@ -449,8 +474,9 @@ _RELEASE: LiteralString = (
                    then coalesce(%(now)s, now()) end,
                queued_at = case when %(delay)s > interval '0'
                    then coalesce(%(now)s, now()) + %(delay)s else queued_at end,
-               error_code = %(error_code)s,
-               error = %(error)s,
+               error_code = case when cancel_requested_at is not null then error_code
+                   else %(error_code)s end,
+               error = case when cancel_requested_at is not null then error else %(error)s end,
                lease_owner = null, lease_token = null, lease_expires_at = null
          where {fence}
         returning job.id, job.status, job.queued_at
@@ -507,15 +533,25 @@ def _move(
     return cast(str, row[0])
 
 
+# Locked in the order of their ids, so that two who cancel many at once cannot deadlock.
 _REQUEST_CANCEL: LiteralString = """
+    with locked as (
+        select job.id
+          from {table} as job
+         where job.id = any (%(ids)s)
+           and job.workspace_id = %(workspace_id)s
+           and job.status not in ('succeeded', 'partial', 'ready', 'failed', 'cancelled')
+         order by job.id
+           for no key update of job
+    )
     update {table} as job
        set status = case when status = 'running' then status else 'cancelled' end,
            finished_at = case when status = 'running' then null
                else coalesce(%(now)s, now()) end,
            cancel_requested_at = coalesce(cancel_requested_at, %(now)s, now()),
            error_code = coalesce(%(reason)s, error_code)
-     where job.id = any (%(ids)s)
-       and job.workspace_id = %(workspace_id)s
+      from locked
+     where job.id = locked.id
        and job.status not in ('succeeded', 'partial', 'ready', 'failed', 'cancelled')
     returning job.id, job.status
 """

@@ -1,0 +1,117 @@
+"""Rows of chunks: written a batch at a time, looked up by their text to use a vector again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import psycopg
+from numpy.typing import NDArray
+from pgvector import HalfVector
+
+from planroom.model import Chunk
+
+Connection = psycopg.Connection[Any]
+Vector = NDArray[np.float32]
+
+
+_FIND_EMBEDDER = "select id from embedders where identity = %(identity)s"
+_ADD_EMBEDDER = """
+    insert into embedders (identity, dimensions) values (%(identity)s, %(dimensions)s)
+    on conflict (identity) do update set identity = excluded.identity
+    returning id
+"""
+
+
+def ensure_embedder(conn: Connection, identity: str, dimensions: int) -> int:
+    """The short number under which chunks name their embedder."""
+    parameters = {"identity": identity, "dimensions": dimensions}
+    row = conn.execute(_FIND_EMBEDDER, parameters).fetchone()
+    if row is None:
+        row = conn.execute(_ADD_EMBEDDER, parameters).fetchone()
+    return cast(int, cast(tuple[Any, ...], row)[0])
+
+
+_EMBEDDED = """
+    select distinct on (text_hash) text_hash, embedding
+      from chunks
+     where workspace_id = %(workspace_id)s
+       and embedder_id = %(embedder_id)s
+       and text_hash = any (%(hashes)s)
+     order by text_hash
+"""
+
+
+def find_embedded(
+    conn: Connection, workspace_id: int, embedder_id: int, hashes: Iterable[bytes]
+) -> dict[bytes, HalfVector]:
+    """The vectors this workspace has already of these texts, by SHA-256 of the text.
+
+    Never another workspace's: that a text is known somewhere is that tenant's secret.
+    """
+    rows = conn.execute(
+        _EMBEDDED,
+        {"workspace_id": workspace_id, "embedder_id": embedder_id, "hashes": list(hashes)},
+    ).fetchall()
+    return dict(cast(list[tuple[bytes, HalfVector]], rows))
+
+
+# The row lock of the fence makes this attempt the only writer of the ingestion's chunks, so
+# clearing the range and copying it is an upsert, at nearly the speed of a bare COPY.
+_CLEAR = """
+    delete from chunks
+     where ingestion_id = %(ingestion_id)s
+       and chunk_index >= %(start)s
+       and chunk_index < %(stop)s
+"""
+_COPY = """
+    copy chunks (
+        ingestion_id, chunk_index, workspace_id, page_index, embedder_id, tokens, text_hash, text,
+        embedding
+    ) from stdin with (format binary)
+"""
+_TYPES = ("int8", "int4", "int8", "int4", "int4", "int4", "bytea", "text", "halfvec")
+
+
+def write_batch(
+    conn: Connection,
+    ingestion_id: int,
+    workspace_id: int,
+    embedder_id: int,
+    start: int,
+    units: Sequence[tuple[int, Chunk]],
+    vectors: Sequence[HalfVector],
+) -> None:
+    """Write units from `start` on, as (page index, chunk), with their vectors; replaces any there.
+
+    Call it in a transaction that holds the ingestion's fence.
+    """
+    parameters = {"ingestion_id": ingestion_id, "start": start, "stop": start + len(units)}
+    conn.execute(_CLEAR, parameters)
+    with conn.cursor() as cursor, cursor.copy(_COPY) as copy:
+        copy.set_types(_TYPES)
+        for index, ((page, chunk), vector) in enumerate(zip(units, vectors, strict=True), start):
+            copy.write_row(
+                (
+                    ingestion_id,
+                    index,
+                    workspace_id,
+                    page,
+                    embedder_id,
+                    chunk.tokens,
+                    chunk.text_hash,
+                    chunk.text,
+                    vector,
+                )
+            )
+
+
+_DELETE_TAIL = """
+    delete from chunks where ingestion_id = %(ingestion_id)s and chunk_index >= %(total)s
+"""
+
+
+def delete_tail(conn: Connection, ingestion_id: int, total: int) -> int:
+    """Remove what a longer attempt left past the last unit; returns how many."""
+    return conn.execute(_DELETE_TAIL, {"ingestion_id": ingestion_id, "total": total}).rowcount

@@ -1,0 +1,83 @@
+"""Projects: named scopes in a workspace, each with the settings it sets apart from the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from planroom.config import Settings
+from planroom.errors import NotFound, PlanroomError
+
+Connection = psycopg.Connection[Any]
+
+SETTINGS = ("embedder", "chunk_tokens", "chunk_overlap")
+"""What a project may set for itself; each decides a part of the fingerprint."""
+
+
+_FIND = "select id from projects where workspace_id = %(workspace_id)s and name = %(name)s"
+_ENSURE = """
+    insert into projects (workspace_id, name) values (%(workspace_id)s, %(name)s)
+    on conflict (workspace_id, name) do update set name = excluded.name
+    returning id
+"""
+
+
+def find_project(conn: Connection, workspace_id: int, name: str) -> int:
+    """The id of a project of this workspace. Raises NotFound."""
+    row = conn.execute(_FIND, {"workspace_id": workspace_id, "name": name}).fetchone()
+    if row is None:
+        raise NotFound(f"There is no project {name!r} in this workspace.")
+    return cast(int, row[0])
+
+
+def ensure_project(conn: Connection, workspace_id: int, name: str) -> int:
+    """The id of the project of this name, made if it is new."""
+    parameters = {"workspace_id": workspace_id, "name": name}
+    row = conn.execute(_FIND, parameters).fetchone()
+    if row is None:
+        row = conn.execute(_ENSURE, parameters).fetchone()
+    return cast(int, cast(tuple[Any, ...], row)[0])
+
+
+_SET = """
+    update projects
+       set settings = %(settings)s
+     where id = %(project_id)s and workspace_id = %(workspace_id)s
+"""
+
+
+def set_project_settings(
+    conn: Connection, workspace_id: int, project_id: int, settings: Mapping[str, Any]
+) -> None:
+    """Set what this project's files are indexed with; takes effect at their next ingestion."""
+    unknown = sorted(set(settings) - set(SETTINGS))
+    if unknown:
+        raise PlanroomError(f"A project has no setting {unknown[0]!r}.", code="unknown_setting")
+    conn.execute(
+        _SET,
+        {
+            "settings": Jsonb(dict(settings)),
+            "project_id": project_id,
+            "workspace_id": workspace_id,
+        },
+    )
+
+
+_SETTINGS = """
+    select settings from projects where id = %(project_id)s and workspace_id = %(workspace_id)s
+"""
+
+
+def project_settings(
+    conn: Connection, workspace_id: int, project_id: int, defaults: Settings
+) -> Settings:
+    """The settings in force for a project: its own over the defaults."""
+    row = conn.execute(
+        _SETTINGS, {"project_id": project_id, "workspace_id": workspace_id}
+    ).fetchone()
+    if row is None:
+        raise NotFound(f"There is no project {project_id} in this workspace.")
+    return defaults.model_copy(update=row[0])

@@ -1,0 +1,250 @@
+"""The plan room: everything the command line does, as one object in Python.
+
+One workspace and one project of one database. The commands are thin wrappers around this class, so
+a program that embeds planroom can do whatever they do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+from leasequeue import Worker, ensure_workspace
+from planroom import files, ingestions, intake, status
+from planroom.blobs import BlobStore
+from planroom.config import Settings
+from planroom.database import Database
+from planroom.ingest import current_fingerprint
+from planroom.intake import Taken
+from planroom.model import Fingerprint
+from planroom.projects import ensure_project, find_project, project_settings
+from planroom.search import Hit, Mode, Scope, search
+from planroom.stages import Embedders, all_stages, ingest_stages
+from planroom.verify import Verification, verify
+from planroom.version import version
+
+Connection = psycopg.Connection[Any]
+Row = dict[str, Any]
+
+
+class PlanRoom:
+    """A workspace's drawing sets; a context manager. Make one with `planroom.open`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.database = Database.open(settings)
+        self.blobs = BlobStore(settings.home / "blobs")
+        self._embedders = Embedders()
+        with self.database.connection() as conn:
+            self.workspace_id = ensure_workspace(conn, settings.workspace)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close connections and models; the embedded server goes on."""
+        self._embedders.close()
+        self.database.close()
+
+    # -- taking in and indexing ------------------------------------------------------------------
+
+    def add(self, path: Path | str, *, name: str | None = None) -> Taken:
+        """Take one PDF in and queue it. Raises InputRefused, and then nothing is left of it."""
+        source = Path(path)
+        with self.database.connection() as conn:
+            project_id = ensure_project(conn, self.workspace_id, self.settings.project)
+            return intake.take(
+                conn,
+                self.blobs,
+                source,
+                workspace_id=self.workspace_id,
+                project_id=project_id,
+                name=name or source.name,
+                bytes_max=self.settings.file_bytes_max,
+                fingerprint=self._fingerprint(conn, project_id),
+            )
+
+    def index(
+        self, path: Path | str, *, on_progress: Callable[[Row], None] = lambda row: None
+    ) -> Row:
+        """Take one PDF in, see it through, and return its final status row (as `status` gives)."""
+        taken = self.add(path)
+        return self.work_on([taken.file_id], on_progress=lambda rows: on_progress(rows[0]))[0]
+
+    def _fingerprint(self, conn: Connection, project_id: int) -> Fingerprint:
+        settings = project_settings(conn, self.workspace_id, project_id, self.settings)
+        return current_fingerprint(settings, self._embedders.open(settings))
+
+    def work_on(
+        self,
+        file_ids: Sequence[int],
+        *,
+        on_progress: Callable[[list[Row]], None] = lambda rows: None,
+        progress_seconds: float = 0.2,
+    ) -> list[Row]:
+        """Work until these files are done, whoever does them, and return their status rows.
+
+        This process works on them itself, and so may any other worker. `on_progress` is called
+        with the rows, from another thread, a few times a second.
+        """
+        worker = self.worker(file_ids)
+        with self._watch(file_ids, on_progress, progress_seconds), worker.signals():
+            worker.run(idle=lambda: self._is_idle(file_ids))
+        with self.database.connection() as conn:
+            return status.list_files(conn, self.workspace_id, files=file_ids)
+
+    def _is_idle(self, file_ids: Sequence[int] | None = None) -> bool:
+        with self.database.connection() as conn:
+            return not ingestions.any_pending(conn, file_ids)
+
+    @contextmanager
+    def _watch(
+        self, file_ids: Sequence[int], on_progress: Callable[[list[Row]], None], seconds: float
+    ) -> Generator[None]:
+        """Report progress from a thread of its own while the block runs, and once at its end.
+
+        What is reported is what is committed, so it is the same whoever does the work.
+        """
+        done = threading.Event()
+
+        def report() -> None:
+            with self.database.connection() as conn:
+                on_progress(status.list_files(conn, self.workspace_id, files=file_ids))
+
+        def watch() -> None:
+            while not done.wait(seconds):
+                # A database that is away is the worker's to report.
+                with contextlib.suppress(psycopg.Error):
+                    report()
+
+        thread = threading.Thread(target=watch, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            with contextlib.suppress(psycopg.Error):
+                report()
+
+    def worker(self, file_ids: Sequence[int] | None = None) -> Worker:
+        """A worker of this process: for everything, or for some files alone."""
+        worker = Worker(
+            self.database.connect,
+            self.database.connection,
+            version=version(),
+            poll_seconds=self.settings.poll_seconds,
+        )
+        if file_ids is None:
+            worker.stages = all_stages(
+                worker, self.database, self.blobs, self.settings, self._embedders
+            )
+        else:
+            worker.stages = ingest_stages(
+                worker, self.database, self.blobs, self.settings, self._embedders, file_ids
+            )
+        return worker
+
+    # -- finding ---------------------------------------------------------------------------------
+
+    def search(
+        self,
+        query: str,
+        *,
+        k: int = 10,
+        file: str | None = None,
+        sheet: str | None = None,
+        mode: Mode | str = Mode.HYBRID,
+        all_projects: bool = False,
+    ) -> list[Hit]:
+        """The `k` sheets that answer best, of what is published in this project.
+
+        `file` and `sheet` narrow it; `all_projects` widens it to the workspace. Raises NotFound
+        for a file or project that is not there.
+        """
+        mode = Mode(mode)
+        with self.database.connection() as conn:
+            project_id, settings = None, self.settings
+            if not all_projects:
+                project_id = find_project(conn, self.workspace_id, self.settings.project)
+                settings = project_settings(conn, self.workspace_id, project_id, self.settings)
+            file_id = None if file is None else self._find(conn, file)
+            embedder = self._embedders.open(settings)
+            vector = None if mode is Mode.TEXT or not query.strip() else embedder.embed([query])[0]
+            return search(
+                conn,
+                Scope(self.workspace_id, project_id, file_id, sheet),
+                query,
+                vector=vector,
+                embedder_identity=embedder.identity,
+                k=k,
+                mode=mode,
+            )
+
+    # -- looking after ---------------------------------------------------------------------------
+
+    def _find(self, conn: Connection, name: str) -> int:
+        return files.find_file(conn, self.workspace_id, name, None)
+
+    def status(self, file: str | None = None, *, all_projects: bool = False) -> list[Row]:
+        """Files with their progress and gaps: one, this project's, or the workspace's."""
+        with self.database.connection() as conn:
+            if file is not None:
+                found = [self._find(conn, file)]
+                return status.list_files(conn, self.workspace_id, files=found)
+            project = None if all_projects else self.settings.project
+            return status.list_files(conn, self.workspace_id, project=project)
+
+    def gaps(self, file: str) -> list[Row]:
+        """The pages of a file that gave no text, and why."""
+        row = self.status(file)[0]
+        if row["ingestion_id"] is None:
+            return []
+        with self.database.connection() as conn:
+            return status.list_gaps(conn, self.workspace_id, row["ingestion_id"])
+
+    def attempts(self, file: str) -> list[Row]:
+        """Every attempt at a file: who held it, what was done, what was done again, how it ended."""
+        with self.database.connection() as conn:
+            return status.list_attempts(conn, self.workspace_id, self._find(conn, file))
+
+    def verify(
+        self, file: str, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Verification:
+        """Derive a file's chunk list from its bytes again and compare it with what is stored."""
+        with self.database.connection() as conn:
+            file_id = self._find(conn, file)
+            project = status.list_files(conn, self.workspace_id, files=[file_id])[0]["project"]
+            project_id = find_project(conn, self.workspace_id, project)
+            settings = project_settings(conn, self.workspace_id, project_id, self.settings)
+            return verify(conn, self.blobs, settings, self.workspace_id, file_id, progress)
+
+    def cancel(self, file: str) -> dict[int, str]:
+        """Cancel what is queued or running for a file: {ingestion id: status now}."""
+        with self.database.connection() as conn:
+            return files.cancel_ingestions(conn, self.workspace_id, self._find(conn, file))
+
+    def retry(self, file: str) -> int | None:
+        """Queue a file again; None when it is being worked on already."""
+        with self.database.connection() as conn:
+            return intake.retry(conn, self.workspace_id, self._find(conn, file))
+
+    def remove(self, file: str) -> bool:
+        """Take a file away: not searchable from now on; its rows and bytes go a little later."""
+        with self.database.connection() as conn:
+            return files.remove_file(conn, self.workspace_id, self._find(conn, file))

@@ -1,0 +1,129 @@
+"""The stages of a planroom worker: what one poll does, in order (rules L15 and L17)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from leasequeue import AbortSignal, Lease, Settled, Stage, Worker, due, engine_stages, seldom
+from planroom import ingestions
+from planroom.blobs import BlobStore
+from planroom.config import Settings
+from planroom.database import Database
+from planroom.embed import Embedder, open_embedder
+from planroom.ingest import ingest
+from planroom.vector_index import build_vector_indexes
+
+UNQUEUED_PER_POLL = 50
+SWEEP_ROWS = 5000
+INDEX_EVERY = timedelta(minutes=10)
+
+
+class Embedders:
+    """The embedders of one process, each opened once: projects may differ in theirs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, Embedder] = {}
+
+    def open(self, settings: Settings) -> Embedder:
+        """The embedder that the settings name."""
+        with self._lock:
+            if settings.embedder not in self._open:
+                self._open[settings.embedder] = open_embedder(settings)
+            return self._open[settings.embedder]
+
+    def close(self) -> None:
+        """Close them all."""
+        with self._lock:
+            for embedder in self._open.values():
+                embedder.close()
+            self._open.clear()
+
+
+def ingest_stages(
+    worker: Worker,
+    database: Database,
+    blobs: BlobStore,
+    settings: Settings,
+    embedders: Embedders,
+    files: Sequence[int] | None = None,
+) -> list[Stage]:
+    """Queue what changed, work on one ingestion; only on these files' where they are given."""
+
+    def enqueue() -> int:
+        with database.connection() as conn:
+            return ingestions.enqueue_unqueued(conn, UNQUEUED_PER_POLL)
+
+    def work_on_one() -> int:
+        with database.connection() as conn:
+            claimed = ingestions.claim(conn, worker.name, settings.lease_seconds, files)
+        if isinstance(claimed, Lease):
+            worker.perform(claimed, lambda abort: work(claimed, abort))
+        return 0 if claimed is None else 1
+
+    def work(lease: Lease, abort: AbortSignal) -> Settled:
+        with database.connection() as conn:
+            return ingest(conn, blobs, settings, embedders.open, lease, abort)
+
+    return [Stage("enqueue", enqueue), Stage("ingest", work_on_one)]
+
+
+def upkeep_stages(worker: Worker, database: Database, blobs: BlobStore) -> list[Stage]:
+    """Remove what no search can reach, and build a vector index where exact search is outgrown."""
+
+    def sweep_rows() -> int:
+        with database.connection() as conn:
+            return ingestions.sweep(conn, SWEEP_ROWS)
+
+    def sweep_blobs() -> int:
+        return blobs.sweep()
+
+    def index_vectors() -> int:
+        with database.connection() as conn:
+            if not due(conn, "index_vectors", INDEX_EVERY):
+                return 0
+            return build_vector_indexes(conn)
+
+    return [
+        Stage("sweep_rows", _until_empty(sweep_rows, timedelta(seconds=30))),
+        Stage("sweep_blobs", seldom(sweep_blobs, timedelta(hours=1))),
+        Stage("index_vectors", seldom(index_vectors, timedelta(minutes=5))),
+    ]
+
+
+def _until_empty(run: Callable[[], int], pause: timedelta) -> Callable[[], int]:
+    """`run` at every poll while it finds something, and otherwise once in `pause`."""
+    gated = seldom(run, pause)
+    busy = False
+
+    def gate() -> int:
+        nonlocal busy
+        done = run() if busy else gated()
+        busy = done > 0
+        return done
+
+    return gate
+
+
+def all_stages(
+    worker: Worker,
+    database: Database,
+    blobs: BlobStore,
+    settings: Settings,
+    embedders: Embedders,
+) -> list[Stage]:
+    """What `planroom worker` does."""
+    engine = engine_stages(
+        worker,
+        database.connection,
+        {},
+        lease_seconds=settings.lease_seconds,
+        retention_days=settings.retention_days,
+    )
+    return [
+        *ingest_stages(worker, database, blobs, settings, embedders),
+        *engine,
+        *upkeep_stages(worker, database, blobs),
+    ]
