@@ -35,49 +35,57 @@ class Settings(BaseSettings):
         default_factory=default_home, description="Folder of the embedded database and the blobs."
     )
     database_url: SecretStr | None = Field(
-        None, description="A Postgres server of your own; unset: the embedded one."
+        default=None, description="A Postgres server of your own; unset: the embedded one."
     )
-    workspace: str = Field("default", min_length=1, description="The tenant to work in.")
-    project: str = Field("default", min_length=1, description="The project to work in.")
+    workspace: str = Field(default="default", min_length=1, description="The tenant to work in.")
+    project: str = Field(default="default", min_length=1, description="The project to work in.")
 
     embedder: Literal["static", "hashing", "openai", "minilm"] = Field(
-        "static", description="What turns chunks into vectors."
+        default="static", description="What turns chunks into vectors."
     )
     openai_base_url: str = Field(
-        "https://api.openai.com/v1", description="Any OpenAI-compatible endpoint."
+        default="https://api.openai.com/v1", description="Any OpenAI-compatible endpoint."
     )
-    openai_model: str = Field("text-embedding-3-small", description="Its embedding model.")
-    openai_dimensions: int = Field(1536, ge=1, le=4000, description="Its vector length.")
+    openai_model: str = Field(default="text-embedding-3-small", description="Its embedding model.")
+    openai_dimensions: int = Field(default=1536, ge=1, le=4000, description="Its vector length.")
     openai_api_key: SecretStr | None = Field(
-        None, description="Its key; OPENAI_API_KEY is read too. Never stored or logged."
+        default=None, description="Its key; OPENAI_API_KEY is read too. Never stored or logged."
     )
-    openai_timeout_seconds: float = Field(60.0, gt=0, description="Longest wait for one answer.")
+    openai_timeout_seconds: float = Field(
+        default=60.0, gt=0, description="Longest wait for one answer."
+    )
 
-    chunk_tokens: int = Field(256, ge=16, le=8191, description="Most tokens in a chunk.")
-    chunk_overlap: int = Field(32, ge=0, description="Tokens repeated from the chunk before.")
+    chunk_tokens: int = Field(default=256, ge=16, le=8191, description="Most tokens in a chunk.")
+    chunk_overlap: int = Field(
+        default=32, ge=0, description="Tokens repeated from the chunk before."
+    )
     batch_units: int = Field(
-        200, ge=1, le=2000, description="Chunks embedded and committed together."
+        default=200, ge=1, le=2000, description="Chunks embedded and committed together."
     )
-    page_group: int = Field(8, ge=1, le=100, description="Most pages read and not yet committed.")
+    page_group: int = Field(
+        default=8, ge=1, le=100, description="Most pages read and not yet committed."
+    )
 
-    file_bytes_max: int = Field(4096 * MIB, gt=0, description="Largest file, in bytes.")
-    pages_max: int = Field(20_000, gt=0, description="Most pages in a file.")
-    chunks_max: int = Field(2_000_000, gt=0, description="Most chunks in a file.")
+    file_bytes_max: int = Field(default=4096 * MIB, gt=0, description="Largest file, in bytes.")
+    pages_max: int = Field(default=20_000, gt=0, description="Most pages in a file.")
+    chunks_max: int = Field(default=2_000_000, gt=0, description="Most chunks in a file.")
     extract_memory_bytes: int = Field(
-        1536 * MIB, ge=256 * MIB, description="Address space of the child that reads pages."
+        default=1536 * MIB, ge=256 * MIB, description="Address space of the child that reads pages."
     )
     page_seconds: float = Field(
-        60.0, gt=0, description="Processor seconds a page may take (four times that by the clock)."
+        default=60.0,
+        gt=0,
+        description="Processor seconds a page may take (four times that by the clock).",
     )
 
-    lease_seconds: float = Field(120.0, gt=0, description="Length of a lease.")
-    poll_seconds: float = Field(2.0, gt=0, description="Longest wait between two polls.")
-    retention_days: int = Field(90, ge=1, description="How long finished runs are kept.")
+    lease_seconds: float = Field(default=120.0, gt=0, description="Length of a lease.")
+    poll_seconds: float = Field(default=2.0, gt=0, description="Longest wait between two polls.")
+    retention_days: int = Field(default=90, ge=1, description="How long finished runs are kept.")
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="`auto` is colours in a terminal, JSON otherwise."
+        default="auto", description="`auto` is colours in a terminal, JSON otherwise."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe line that is logged."
+        default="info", description="Least severe line that is logged."
     )
 
     @model_validator(mode="after")

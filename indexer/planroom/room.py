@@ -219,7 +219,7 @@ class PlanRoom:
             return status.list_gaps(conn, self.workspace_id, row["ingestion_id"])
 
     def attempts(self, file: str) -> list[Row]:
-        """Every attempt at a file: who held it, what was done, what was done again, how it ended."""
+        """Every attempt at a file: who held it, what was done, what again, and how it ended."""
         with self.database.connection() as conn:
             return status.list_attempts(conn, self.workspace_id, self._find(conn, file))
 
