@@ -13,6 +13,7 @@ from planroom.config import Settings
 from planroom.database import Database
 from planroom.embed import Embedder, open_embedder
 from planroom.ingest import ingest
+from planroom.sync import purge, sync
 from planroom.vector_index import build_vector_indexes
 
 UNQUEUED_PER_POLL = 50
@@ -118,7 +119,10 @@ def all_stages(
     engine = engine_stages(
         worker,
         database.connection,
-        {},
+        {
+            "sync": lambda run: sync(run, database.connection, blobs, settings, embedders.open),
+            "purge": lambda run: purge(run, database.connection),
+        },
         lease_seconds=settings.lease_seconds,
         retention_days=settings.retention_days,
     )
