@@ -74,7 +74,7 @@ create table connection_runs (
     ),
     constraint failed_says_why check (status <> 'failed' or error_code is not null),
     constraint only_a_purge_waits check (status <> 'waiting' or kind = 'purge')
-);
+) with (fillfactor = 80);  -- Room for a renewal's new version beside the old.
 
 -- L11: one active run a connection, one pending purge a connection.
 create unique index connection_runs_one_active
@@ -84,9 +84,10 @@ create unique index connection_runs_one_pending_purge
     where kind = 'purge' and status in ('waiting', 'queued', 'running');
 
 -- The claim walks this index in order; finished runs are not in it, however many there are.
+-- lease_expires_at is not in it either: the claim could not use it there (a queued row has none),
+-- and every renewal would write to all the indexes of the table instead of to none.
 create index connection_runs_claim
-    on connection_runs (queued_at, id, lease_expires_at)
-    where status in ('waiting', 'queued', 'running');
+    on connection_runs (queued_at, id) where status in ('waiting', 'queued', 'running');
 create index connection_runs_running
     on connection_runs (workspace_id, provider) where status = 'running';
 create index connection_runs_history on connection_runs (connection_id, id);

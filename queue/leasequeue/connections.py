@@ -13,6 +13,13 @@ from psycopg.types.json import Jsonb
 Connection = psycopg.Connection[Any]
 
 
+# The lock comes in a statement of its own: the next sees the purge that its last holder added.
+_LOCK_NAMED = """
+    select 1
+      from connections
+     where workspace_id = %(workspace_id)s and name = %(name)s
+       for no key update
+"""
 _ADD = """
     insert into connections (workspace_id, name, provider, config, interval_seconds, next_run_at)
     values (%(workspace_id)s, %(name)s, %(provider)s, %(config)s, %(interval)s,
@@ -21,6 +28,13 @@ _ADD = """
        set provider = excluded.provider, config = excluded.config, status = 'active',
            interval_seconds = excluded.interval_seconds, next_run_at = excluded.next_run_at
      where connections.status <> 'deleting'
+        or not exists (
+            select 1
+              from connection_runs as purge
+             where purge.connection_id = connections.id
+               and purge.kind = 'purge'
+               and purge.status in ('waiting', 'queued', 'running')
+        )
     returning id
 """
 
@@ -37,37 +51,21 @@ def add_connection(
 ) -> int | None:
     """Configure a source, or change and reconnect the one of this name; returns its id.
 
-    With an interval its first run is due at once. None while a purge of it is under way.
+    With an interval its first run is due at once. None while a purge of it is under way; one that
+    failed or was cancelled is not.
     """
-    row = conn.execute(
-        _ADD,
-        {
-            "workspace_id": workspace_id,
-            "name": name,
-            "provider": provider,
-            "config": Jsonb(dict(config or {})),
-            "interval": interval_seconds,
-            "now": now,
-        },
-    ).fetchone()
+    parameters = {
+        "workspace_id": workspace_id,
+        "name": name,
+        "provider": provider,
+        "config": Jsonb(dict(config or {})),
+        "interval": interval_seconds,
+        "now": now,
+    }
+    with conn.transaction():
+        conn.execute(_LOCK_NAMED, parameters)
+        row = conn.execute(_ADD, parameters).fetchone()
     return None if row is None else cast(int, row[0])
-
-
-_DISCONNECT = """
-    update connections
-       set status = 'disconnected', next_run_at = null
-     where id = %(id)s and workspace_id = %(workspace_id)s and status = 'active'
-    returning id
-"""
-
-
-def disconnect(conn: Connection, workspace_id: int, connection_id: int) -> bool:
-    """Stop syncing a source and keep what it brought; False if it was not active.
-
-    Its queued run is ended by the next claim, a running one when it next lets go of its lease.
-    """
-    row = conn.execute(_DISCONNECT, {"id": connection_id, "workspace_id": workspace_id}).fetchone()
-    return row is not None
 
 
 _PURGED = """

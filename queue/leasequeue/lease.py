@@ -118,6 +118,8 @@ def compose(
 # that must not run again: it was cancelled, its world is gone, or its last workers all died.
 # `for no key update` is what the update takes anyway; plain `for update` would pass over a row
 # that somebody's insert merely references.
+# Parts of one statement run in no order of their own: the new attempt asks for `closed`, or it
+# would meet the dead holder's still open one in the index of open attempts.
 _CLAIM: LiteralString = """
     with picked as (
         select job.id, job.status as old_status, job.lease_token as old_token,
@@ -164,12 +166,14 @@ _CLAIM: LiteralString = """
          where attempt.{key} = claimed.id
            and attempt.lease_token = claimed.old_token
            and claimed.old_status = 'running'
+        returning attempt.{key}
     ), opened as (
         insert into {attempts} ({key}, attempt, lease_token, worker, started_at, seen_at)
         select id, attempts, lease_token, lease_owner,
                coalesce(%(now)s, now()), coalesce(%(now)s, now())
           from claimed
          where status = 'running'
+           and (select count(*) from closed) is not null
     )
     select * from claimed
 """

@@ -7,7 +7,9 @@ running and then run alone (L13).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
@@ -17,12 +19,14 @@ from psycopg.types.json import Jsonb
 
 from leasequeue import lease
 from leasequeue.lease import Ended, Lease, LeaseTable
-from leasequeue.workspaces import lock_workspace
+from leasequeue.workspaces import lock_workspace, try_lock_workspace
 
 Connection = psycopg.Connection[Any]
 
 PURGE = "purge"
-WORKSPACES_PER_CLAIM = 20
+CANDIDATES_PER_LOOK = 20
+PROMOTED_PER_CALL = 10
+LOCK_SECONDS = 2
 
 # A sync goes on while its connection is active, a purge while it is being deleted.
 RUNS = LeaseTable(
@@ -56,11 +60,13 @@ _ENQUEUE = """
     select id, pg_notify('leasequeue', 'connection_runs') from added
 """
 _LIVE = """
-    select id
-      from connection_runs
-     where connection_id = %(connection_id)s
-       and workspace_id = %(workspace_id)s
-       and status in ('queued', 'running')
+    select run.id
+      from connection_runs as run
+      join connections as connection on connection.id = run.connection_id
+     where run.connection_id = %(connection_id)s
+       and run.workspace_id = %(workspace_id)s
+       and run.status in ('queued', 'running')
+       and connection.status = 'active'
 """
 _ACTIVE = """
     select 1 from connections
@@ -102,17 +108,45 @@ def enqueue(
             return None
 
 
+_CANCEL_QUEUED = """
+    update connection_runs
+       set status = 'cancelled', finished_at = coalesce(%(now)s, now()), error_code = %(reason)s
+     where connection_id = %(connection_id)s and status = 'queued' and kind <> 'purge'
+"""
+_DISCONNECT = """
+    update connections
+       set status = 'disconnected', next_run_at = null
+     where id = %(connection_id)s and workspace_id = %(workspace_id)s and status = 'active'
+    returning id
+"""
+
+
+def disconnect(
+    conn: Connection, workspace_id: int, connection_id: int, *, now: datetime | None = None
+) -> bool:
+    """Stop syncing a source and keep what it brought; False if it was not active.
+
+    Its queued run is cancelled. A running one may finish; it is not tried again (rule L8).
+    """
+    parameters = {
+        "workspace_id": workspace_id,
+        "connection_id": connection_id,
+        "reason": "disconnected",
+        "now": now,
+    }
+    with conn.transaction():
+        if conn.execute(_DISCONNECT, parameters).fetchone() is None:
+            return False
+        conn.execute(_CANCEL_QUEUED, parameters)
+        return True
+
+
 # Locks the connection, so that of two purges asked for at once the second meets the first.
 _MARK_DELETING = """
     update connections
        set status = 'deleting', next_run_at = null
      where id = %(connection_id)s and workspace_id = %(workspace_id)s
     returning id
-"""
-_CANCEL_QUEUED = """
-    update connection_runs
-       set status = 'cancelled', finished_at = coalesce(%(now)s, now()), error_code = 'purged'
-     where connection_id = %(connection_id)s and status = 'queued' and kind <> 'purge'
 """
 _ADD_PURGE = """
     with added as (
@@ -121,13 +155,15 @@ _ADD_PURGE = """
         )
         select workspace_id, id, provider, 'purge',
                case when exists (
-                   select 1 from connection_runs
-                    where connection_id = %(connection_id)s and status in ('queued', 'running')
+                   select 1
+                     from connection_runs as active
+                    where active.connection_id = %(connection_id)s
+                      and active.status in ('queued', 'running')
                ) then 'waiting' else 'queued' end,
                %(timeout)s, coalesce(%(now)s, now())
           from connections
          where id = %(connection_id)s
-        on conflict do nothing
+        on conflict (connection_id) where status in ('queued', 'running') do nothing
         returning id
     )
     select id, pg_notify('leasequeue', 'connection_runs') from added
@@ -165,39 +201,53 @@ def request_purge(
         if conn.execute(_MARK_DELETING, parameters).fetchone() is None:
             return None
         row = conn.execute(_PENDING_PURGE, parameters).fetchone()
-        if row is not None:
-            return cast(int, row[0])
-        conn.execute(_CANCEL_QUEUED, parameters)
-        row = conn.execute(_ADD_PURGE, parameters).fetchone()
-        return cast(int, cast(tuple[Any, ...], row)[0])
+        # A sync that was being enqueued meanwhile stops the insert; seen by the next, it is
+        # cancelled or waited for. No other can follow: the connection is locked and `deleting`.
+        while row is None:
+            conn.execute(_CANCEL_QUEUED, {**parameters, "reason": "purged"})
+            row = conn.execute(_ADD_PURGE, parameters).fetchone()
+        return cast(int, row[0])
 
 
-# One at a time and skip locked: a purge that cannot be promoted just now keeps no other waiting.
+# `kind` is named so that the small index of pending purges serves this, and not the whole queue's.
+_WAITING = """
+    select waiting.id
+      from connection_runs as waiting
+     where waiting.kind = 'purge'
+       and waiting.status = 'waiting'
+       and not exists (
+           select 1
+             from connection_runs as active
+            where active.connection_id = waiting.connection_id
+              and active.status in ('queued', 'running')
+       )
+     order by waiting.queued_at, waiting.id
+     limit %(limit)s
+"""
 _PROMOTE = """
-    update connection_runs as purge
+    update connection_runs
        set status = 'queued', queued_at = coalesce(%(now)s, now())
-     where purge.id = (
-        select waiting.id
-          from connection_runs as waiting
-         where waiting.status = 'waiting'
-           and not exists (
-               select 1
-                 from connection_runs as active
-                where active.connection_id = waiting.connection_id
-                  and active.status in ('queued', 'running')
-           )
-         order by waiting.queued_at, waiting.id
-         limit 1
-           for update of waiting skip locked
-     )
-    returning purge.id
+     where id = %(id)s and status = 'waiting'
+    returning id, pg_notify('leasequeue', 'connection_runs')
 """
 
 
-def promote(conn: Connection, *, now: datetime | None = None) -> int | None:
-    """Queue the oldest waiting purge whose connection has nothing active left (rule L13)."""
-    row = conn.execute(_PROMOTE, {"now": now}).fetchone()
-    return None if row is None else cast(int, row[0])
+def promote(
+    conn: Connection, limit: int = PROMOTED_PER_CALL, *, now: datetime | None = None
+) -> int:
+    """Queue the waiting purges whose connection has nothing active left (rule L13): how many.
+
+    One at a time: where a sync was enqueued at this very moment, L11's unique index decides, that
+    purge goes on waiting, and no other waits for it.
+    """
+    promoted = 0
+    for (purge,) in conn.execute(_WAITING, {"limit": limit}).fetchall():
+        try:
+            with conn.transaction():
+                promoted += conn.execute(_PROMOTE, {"id": purge, "now": now}).rowcount
+        except psycopg.errors.UniqueViolation:
+            continue
+    return promoted
 
 
 # What the limiter asks of a row (rule L12). An expired run counts: its worker may still be at
@@ -235,6 +285,7 @@ _CANDIDATES = (
            and job.queued_at <= coalesce(%(now)s, now())
            and (job.status = 'queued' or job.lease_expires_at < coalesce(%(now)s, now()))
            and not exists (select 1 from maintenance_state where paused_at is not null)
+           and job.workspace_id <> all (%(tried)s)
            and """
     + _ADMISSION
     + """
@@ -260,28 +311,79 @@ def claim(
     taken under the lock. A single statement cannot: its snapshot may be older than the lock it
     waited for, and then it does not see what the lock's last holder started. So `conn` must be
     outside a transaction, in READ COMMITTED.
+
+    A workspace in which another worker is just deciding is left for last, so that neither a busy
+    one nor one whose lock-holder hangs keeps the others waiting.
     """
-    parameters: dict[str, Any] = {"kinds": list(kinds)}
-    candidates = conn.execute(
-        _CANDIDATES, {**parameters, "limit": WORKSPACES_PER_CLAIM, "now": now}
-    ).fetchall()
-    for (workspace_id,) in candidates:
+    parameters: dict[str, Any] = {"kinds": list(kinds), "now": now}
+    busy: list[int] = []
+    for workspace_id in _workspaces(conn, parameters):
+        began_at = time.monotonic()
         with conn.transaction():
-            lock_workspace(conn, workspace_id)
-            claimed = lease.claim(
-                conn,
-                RUNS,
-                owner,
-                lease_seconds,
-                condition=_ADMITTED_IN_WORKSPACE,
-                parameters={**parameters, "workspace_id": workspace_id},
-                now=now,
-            )
+            if not try_lock_workspace(conn, workspace_id):
+                busy.append(workspace_id)
+                continue
+            claimed = _claim_in(conn, workspace_id, owner, lease_seconds, parameters)
         if claimed is not None:
-            return claimed
+            return _held_since(began_at, claimed)
+    for workspace_id in busy:
+        began_at = time.monotonic()
+        with conn.transaction():
+            conn.execute(_BOUND_THE_WAIT, {"limit": f"{LOCK_SECONDS}s"})
+            lock_workspace(conn, workspace_id)
+            claimed = _claim_in(conn, workspace_id, owner, lease_seconds, parameters)
+        if claimed is not None:
+            return _held_since(began_at, claimed)
     return None
 
 
+def _held_since(began_at: float, claimed: Lease | Ended) -> Lease | Ended:
+    """The lease counts from its transaction's now(): from before the wait for the workspace."""
+    return replace(claimed, claimed_at=began_at) if isinstance(claimed, Lease) else claimed
+
+
+_BOUND_THE_WAIT = "select set_config('lock_timeout', %(limit)s, true)"
+
+
+def _workspaces(conn: Connection, parameters: Mapping[str, Any]) -> Generator[int]:
+    """The workspaces with a run that may be claimed, oldest run first, each once.
+
+    Looked up a few at a time: mostly the first is the one.
+    """
+    tried: list[int] = []
+    while True:
+        found = conn.execute(
+            _CANDIDATES, {**parameters, "tried": tried, "limit": CANDIDATES_PER_LOOK}
+        ).fetchall()
+        if not found:
+            return
+        for (workspace_id,) in found:
+            tried.append(workspace_id)
+            yield workspace_id
+
+
+def _claim_in(
+    conn: Connection,
+    workspace_id: int,
+    owner: str,
+    lease_seconds: float,
+    parameters: Mapping[str, Any],
+) -> Lease | Ended | None:
+    """Decide, in a statement of its own under the workspace's lock."""
+    return lease.claim(
+        conn,
+        RUNS,
+        owner,
+        lease_seconds,
+        condition=_ADMITTED_IN_WORKSPACE,
+        parameters={"kinds": parameters["kinds"], "workspace_id": workspace_id},
+        now=parameters["now"],
+    )
+
+
+# `for no key update`, as the update takes anyway: plain `for update` would deadlock with an enqueue
+# whose row is written, so that the insert here waits for it, while it waits to reference the
+# connection.
 _ENQUEUE_DUE = """
     with due as (
         select id, workspace_id, provider, interval_seconds
@@ -289,7 +391,7 @@ _ENQUEUE_DUE = """
          where next_run_at <= coalesce(%(now)s, now())
          order by next_run_at, id
          limit %(limit)s
-           for update skip locked
+           for no key update skip locked
     ), advanced as (
         update connections
            set next_run_at = coalesce(%(now)s, now()) + make_interval(secs => due.interval_seconds)
@@ -301,7 +403,8 @@ _ENQUEUE_DUE = """
         on conflict (connection_id) where status in ('queued', 'running') do nothing
         returning id
     )
-    select (select count(*) from due), (select count(*) from added)
+    select (select count(*) from due),
+           (select pg_notify('leasequeue', 'connection_runs') from added limit 1)
 """
 
 

@@ -71,10 +71,7 @@ def engine_stages(
 
     def promote() -> int:
         with lend() as conn:
-            promoted = 0
-            while promoted < PROMOTED_PER_POLL and runs.promote(conn) is not None:
-                promoted += 1
-            return promoted
+            return runs.promote(conn, PROMOTED_PER_POLL)
 
     def run_one() -> int:
         with lend() as conn:

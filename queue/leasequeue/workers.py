@@ -29,7 +29,12 @@ def worker_id() -> str:
 
 _REGISTER = """
     with forgotten as (
-        delete from workers where heartbeat_at < coalesce(%(now)s, now()) - %(forgotten)s
+        select id
+          from workers
+         where heartbeat_at < coalesce(%(now)s, now()) - %(forgotten)s and id <> %(id)s
+           for update skip locked
+    ), dropped as (
+        delete from workers where id in (select id from forgotten)
     )
     insert into workers (id, host, pid, version, started_at, heartbeat_at)
     values (%(id)s, %(host)s, %(pid)s, %(version)s,

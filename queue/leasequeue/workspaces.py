@@ -41,5 +41,22 @@ def lock_workspace(conn: psycopg.Connection[Any], workspace_id: int) -> None:
     is only so under READ COMMITTED: any other isolation is refused.
     """
     row = conn.execute(_LOCK, {"workspace_id": workspace_id}).fetchone()
-    if row is not None and row[0] != "read committed":
-        raise ValueError(f"claims need READ COMMITTED transactions, not {row[0]}")
+    if row is not None:
+        _check_isolation(row[0])
+
+
+_TRY_LOCK = _LOCK + " skip locked"
+
+
+def try_lock_workspace(conn: psycopg.Connection[Any], workspace_id: int) -> bool:
+    """Lock the workspace as `lock_workspace` does, or say False at once: another holds it."""
+    row = conn.execute(_TRY_LOCK, {"workspace_id": workspace_id}).fetchone()
+    if row is None:
+        return False
+    _check_isolation(row[0])
+    return True
+
+
+def _check_isolation(level: str) -> None:
+    if level != "read committed":
+        raise ValueError(f"claims need READ COMMITTED transactions, not {level}")
