@@ -26,7 +26,7 @@ _OUTGROWN = """
        and (
            select count(*) from (
                select 1 from chunks where chunks.embedder_id = embedders.id limit %(chunks_min)s
-           ) as some
+           ) as counted
        ) >= %(chunks_min)s
 """
 _DROP: LiteralString = "drop index concurrently if exists {index}"
