@@ -13,7 +13,6 @@ are committed, one a line; its end means that the reader is gone, and then so is
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import re
@@ -21,7 +20,6 @@ import resource
 import signal
 import sys
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +137,11 @@ class Document:
 
     def _read_fallback(self, index: int, said: str) -> Reading:
         try:
+            # A parser that counts other pages would read another page.
+            if self._fallback.page_count != self.page_count:
+                raise Unreadable(f"{said}pypdf finds {self._fallback.page_count} pages")
             return self._fallback.read(index)
-        except MemoryError:
+        except (MemoryError, Unreadable):
             raise
         except Exception as error:  # pypdf raises anything on a damaged page.
             raise Unreadable(f"{said}pypdf: {_said(error)}") from error
@@ -285,8 +286,6 @@ def main(path: Path, options: dict[str, Any]) -> int:
     # Frames get a descriptor of their own, so that nothing a library prints lands among them.
     out = os.dup(1)
     os.dup2(2, 1)
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
     try:
         _confine(options["memory_bytes"])
         _read_pages(out, path, options)

@@ -90,7 +90,15 @@ class FallbackDocument:
 
     def _opened(self) -> Any:
         if self._reader is None:
-            import pypdf  # Costs 0.1 s and 20 MB, and most documents never need it.
+            # Costs 0.1 s and 20 MB, and most documents never need it.
+            import logging
+            import warnings
+
+            import pypdf
+
+            # It says something about every oddity of a file, and none of that is news.
+            logging.disable(logging.CRITICAL)
+            warnings.simplefilter("ignore")
 
             self._file = self._path.open("rb")
             reader = pypdf.PdfReader(self._file, strict=False)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,10 @@ from planroom.extract.sheet import (
     Line,
     choose_number,
     choose_title,
+    distinct_numbers,
     find_numbers,
+    is_number_at,
+    is_title_block_line,
     normalise_sheet_number,
 )
 
@@ -266,66 +268,66 @@ class _PageReading:
     ) -> tuple[str | None, str | None]:
         """Number and title, keeping what the heading has; a title only beside a number."""
         wanted = heading.number
-        printed = {number for _, number in self._numbers_in_regions()}
+        # What this collects has no line breaks where text is turned, so it only says which of the
+        # page's numbers stand there, too.
+        corner = [self._bounded(text, region) for region in _TITLE_REGIONS]
+        numbers = {n for n in distinct_numbers(text) if any(n in part for part in corner)}
         if wanted is not None:
             key = normalise_sheet_number(wanted)
-            printed = {number for number in printed if normalise_sheet_number(number) == key}
-        candidates = [*self._candidates(text, printed), *_annotated(annotations, wanted)]
+            numbers = {number for number in numbers if normalise_sheet_number(number) == key}
+        printed = self._printed(text, numbers)
+        candidates = [*printed.values(), *_annotated(annotations, wanted)]
+        if not candidates:
+            return heading.number, heading.title
         if wanted is not None:
-            chosen = max(candidates, key=lambda c: (c.size, c.x + c.y), default=None)
+            chosen = max(candidates, key=lambda c: (c.size, c.x + c.y))
         else:
-            chosen = (
-                choose_number(candidates, self._other_size(text, candidates))
-                if candidates
-                else None
-            )
+            chosen = choose_number(candidates, self._other_size(text, printed))
         if chosen is None:
             return heading.number, heading.title
         title = heading.title or choose_title(self._lines_around(text, chosen), chosen)
         return heading.number or chosen.number, title
 
-    def _numbers_in_regions(self) -> list[tuple[int, str]]:
-        return [found for region in _TITLE_REGIONS for found in find_numbers(self._bounded(region))]
-
-    def _candidates(self, text: str, printed: set[str]) -> list[Candidate]:
-        """Where the numbers of the title block's regions are printed, and how large.
+    def _printed(self, text: str, numbers: set[str]) -> dict[int, Candidate]:
+        """Where in `text` the numbers of a title block's regions stand, how large, and where.
 
         The size of every character would cost more than reading the page; this asks only for the
         few that can be a sheet number.
         """
-        if not printed:
-            return []
-        found: list[Candidate] = []
-        for start, number in find_numbers(text):
-            if number not in printed or len(found) >= _CANDIDATES_MAX:
-                continue
-            character = self._character(start)
-            if (place := self._character_place(character)) and _in_title_region(*place):
-                found.append(Candidate(number, self._size(character), *place))
+        found: dict[int, Candidate] = {}
+        for number in sorted(numbers):
+            start = text.find(number)
+            while start >= 0 and len(found) < _CANDIDATES_MAX:
+                character = self._character(start)
+                place = self._character_place(character)
+                if is_number_at(text, start, number) and place and _in_title_region(*place):
+                    found[start] = Candidate(number, self._size(character), *place)
+                start = text.find(number, start + len(number))
         return found
 
-    def _other_size(self, text: str, candidates: list[Candidate]) -> float:
+    def _other_size(self, text: str, printed: dict[int, Candidate]) -> float:
         """The size of the page's text besides the candidates, from a sample spread evenly."""
-        numbers = {candidate.number for candidate in candidates}
-        taken = [
-            range(start, start + len(number))
-            for start, number in find_numbers(text)
-            if number in numbers
-        ]
+        taken = {
+            index
+            for start, candidate in printed.items()
+            for index in range(start, start + len(candidate.number))
+        }
         step = max(1, len(text) // _CHARACTERS_SAMPLED)
         sizes = [
-            self._size(self._character(i))
-            for i in range(0, len(text), step)
-            if not text[i].isspace() and not any(i in span for span in taken)
+            self._size(self._character(index))
+            for index in range(0, len(text), step)
+            if index not in taken and not text[index].isspace()
         ]
-        sizes = [size for size in sizes if size > 0]
-        return statistics.median(sizes) if sizes else 0.0
+        sizes = sorted(size for size in sizes if size > 0)
+        return sizes[len(sizes) // 2] if sizes else 0.0
 
     def _lines_around(self, text: str, number: Candidate) -> list[Line]:
-        """The lines near the sheet number, in the parser's order."""
+        """The lines near the sheet number that a title is chosen from, in the parser's order."""
         box = (max(0.0, number.x - 0.2), max(0.0, number.y - 0.35), 1.0, 1.0)
-        clean = [line.strip() for line in self._bounded(box).split("\n")]
-        found = (self._line(text, line, box) for line in clean[:_TITLE_LINES_MAX] if line)
+        near = self._bounded(text, box)
+        lines = dict.fromkeys(line.strip() for line in text.split("\n"))
+        lines = [line for line in lines if is_title_block_line(line) and line in near]
+        found = (self._line(text, line, box) for line in lines[:_TITLE_LINES_MAX])
         return [line for line in found if line is not None]
 
     def _line(self, text: str, line: str, box: tuple[float, float, float, float]) -> Line | None:
@@ -341,15 +343,14 @@ class _PageReading:
                 return Line(line, self._size(character), *place)
         return None
 
-    def _bounded(self, region: tuple[float, float, float, float]) -> str:
+    def _bounded(self, text: str, region: tuple[float, float, float, float]) -> str:
         left, bottom, right, top = self._place.on_page(region)
         place = (self._text_page, left, top, right, bottom)
-        count = int(self._raw.FPDFText_GetBoundedText(*place, None, 0))
-        if count <= 0:
-            return ""
-        buffer = (ctypes.c_ushort * count)()
-        self._raw.FPDFText_GetBoundedText(*place, buffer, count)
-        return _decoded(buffer, 2 * count).rstrip("\0").replace("\r\n", "\n")
+        # Asking for the length first would collect the text twice; it is seldom more than this.
+        size = len(text) + 1
+        buffer = (ctypes.c_ushort * size)()
+        count = int(self._raw.FPDFText_GetBoundedText(*place, buffer, size))
+        return _decoded(buffer, 2 * min(count, size)).rstrip("\0").replace("\r\n", "\n")
 
     def _character(self, text_index: int) -> int:
         return int(self._raw.FPDFText_GetCharIndexFromTextIndex(self._text_page, text_index))

@@ -12,8 +12,6 @@ The child is started with `subprocess`, not `multiprocessing`: it must not impor
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import json
 import os
 import select
@@ -55,6 +53,10 @@ class ExtractionAborted(Exception):
 
 def extractor_identity() -> str:
     """What decides the text of a page: our version and both parsers'. For the fingerprint."""
+    # Not at the top: the child imports this module too, and this would double its time to start.
+    import importlib.metadata
+    import importlib.util
+
     spec = importlib.util.find_spec("pypdfium2_raw")
     folder = next(iter(spec.submodule_search_locations or ())) if spec else ""
     version = json.loads((Path(folder) / "version.json").read_bytes())
@@ -416,7 +418,12 @@ class _Child:
         process = self._process
         if process.returncode is not None:
             return 0
-        _, status, usage = os.wait4(process.pid, 0)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except ChildProcessError:
+            # Somebody else in this process has waited for it; how it ended is not known.
+            process.returncode = -signal.SIGKILL
+            return 0
         process.returncode = os.waitstatus_to_exitcode(status)
         return usage.ru_maxrss * 1024
 

@@ -136,6 +136,21 @@ def find_numbers(text: str) -> list[tuple[int, str]]:
     ]
 
 
+def distinct_numbers(text: str) -> set[str]:
+    """Everything in `text` that has the form of a sheet number, once each.
+
+    Most words of a page have no digit, and leaving them out first takes a third of the time.
+    """
+    words = dict.fromkeys(text.split())
+    return {number for _, number in find_numbers("\n".join(w for w in words if not w.isalpha()))}
+
+
+def is_number_at(text: str, start: int, number: str) -> bool:
+    """Whether `number` stands at `start` by itself, not as a part of something longer."""
+    found = _IN_TEXT.match(text, start)
+    return found is not None and found[0] == number
+
+
 def choose_number(candidates: Iterable[Candidate], other_size: float) -> Candidate | None:
     """The sheet number of a title block, or None where none stands out.
 
@@ -149,6 +164,11 @@ def choose_number(candidates: Iterable[Candidate], other_size: float) -> Candida
     if len({normalise_sheet_number(c.number) for c in largest}) > 1:
         return None
     return max(largest, key=lambda c: (c.x + c.y, c.x, c.number))
+
+
+def is_title_block_line(line: str) -> bool:
+    """Whether `choose_title` has any use for a line: a caption of a title, or perhaps a title."""
+    return _CAPTION.fullmatch(line) is not None or _could_be_title(line)
 
 
 def choose_title(lines: Sequence[Line], number: Candidate) -> str | None:

@@ -13,12 +13,19 @@ import unicodedata
 _NONCHARACTERS = "\ufdd0-\ufdef" + "".join(
     f"{chr(plane * 0x10000 + 0xFFFE)}{chr(plane * 0x10000 + 0xFFFF)}" for plane in range(17)
 )
+# Ranges only, because a class of many single characters takes ten times as long to search: nearly
+# every page has none of these, and is done with one look.
+_SUSPECT = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\uffff\U0001fffe-\U0010ffff]"
+)
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _STRIPPED = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff{_NONCHARACTERS}]")
 # A replacement character is a parser's own word for "no mapping", as a control is.
 _NOISE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
 # Glyph names printed for want of characters: by PDFium as /g145, by others as (cid:12).
-_GLYPH_NAMES = re.compile(r"(?:\s*/(?:g|G|cid|glyph|index)\d+){2,}|(?:\s*\(cid:\d+\)){2,}")
+_GLYPH_NAMES = re.compile(
+    r"/(?:g|G|cid|glyph|index)\d+(?:\s*/(?:g|G|cid|glyph|index)\d+)+|\(cid:\d+\)(?:\s*\(cid:\d+\))+"
+)
 
 NOISE_SHARE_MAX = 0.05
 _NOISE_CHARACTERS_MIN = 3
@@ -32,8 +39,9 @@ def normalise(text: str) -> str:
     C1 controls except tab and newline, noncharacters and lone surrogates go; the rest is NFC.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufffe", "-")
-    text = _SURROGATE_PAIR.sub(_joined, text)
-    return unicodedata.normalize("NFC", _STRIPPED.sub("", text))
+    if _SUSPECT.search(text):
+        text = _STRIPPED.sub("", _SURROGATE_PAIR.sub(_joined, text))
+    return unicodedata.normalize("NFC", text)
 
 
 def normalise_line(text: str, *, length_max: int = 500) -> str | None:
