@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from psycopg.rows import tuple_row
 from leasequeue.errors import MigrationError
 
 NO_TRANSACTION = "-- no transaction"
+WAIT_SECONDS = 0.05
 
 _CONCURRENT_INDEX = re.compile(
     r"create\s+(?:unique\s+)?index\s+concurrently\s+(?:if\s+not\s+exists\s+)?\"?(\w+)",
@@ -136,14 +138,18 @@ def _records(conn: psycopg.Connection[object]) -> dict[str, str]:
         return {}
 
 
-# Read committed, whatever the server's default: after the wait for the lock, the next statement
-# has to see what the rival that held it has committed. The number is this module's own.
-_BEGIN_ALONE = (
+# Read committed, whatever the server's default: each statement has to see what a rival has just
+# committed.
+_BEGIN = (
     "set transaction isolation level read committed",
     "set local statement_timeout = 0",
     "set local idle_in_transaction_session_timeout = 0",
-    "select pg_advisory_xact_lock(7811887455173341)",
 )
+
+# The number is this module's own.
+_TRY_LOCK = """
+select pg_try_advisory_xact_lock(7811887455173341)
+"""
 
 _CREATE_TABLE = """
 create table if not exists schema_migrations (
@@ -161,11 +167,22 @@ values (%(name)s, %(checksum)s)
 
 @contextmanager
 def _alone(conn: psycopg.Connection[object]) -> Generator[None]:
-    """A transaction that one process of all is in at a time."""
-    with conn.transaction():
-        for statement in _BEGIN_ALONE:
-            conn.execute(statement, prepare=False)
-        yield
+    """A transaction that one process of all is in at a time.
+
+    The wait for it is outside any statement: `create index concurrently` waits for every older
+    snapshot, so a rival that waited inside a statement and the one it waits for would wait for
+    each other for ever, unseen by Postgres.
+    """
+    while True:
+        with conn.transaction() as transaction:
+            for statement in _BEGIN:
+                conn.execute(statement, prepare=False)
+            with conn.cursor(row_factory=tuple_row) as cursor:
+                if cursor.execute(_TRY_LOCK, prepare=False).fetchone() == (True,):
+                    yield
+                    return
+            raise psycopg.Rollback(transaction)
+        time.sleep(WAIT_SECONDS)
 
 
 def _apply_next(conn: psycopg.Connection[object], migrations: Sequence[Migration]) -> str | None:
