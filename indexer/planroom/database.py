@@ -24,6 +24,7 @@ from pgvector.psycopg import register_vector
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
+from leasequeue import is_outage
 from planroom import embedded
 from planroom.config import Settings
 from planroom.errors import DatabaseUnusable
@@ -44,13 +45,6 @@ _DEFAULTS: Mapping[str, str | int] = {
     "tcp_user_timeout": 1000 * SILENCE_SECONDS,
 }
 
-# The classes and codes of SQLSTATE that say: not now. 08 connection, 40 rolled back, 53 short of
-# something, 57 told to stop; a lock not had in time; a standby that cannot write; a session
-# ended for being idle.
-_AWAY_CLASSES = frozenset({"08", "40", "53", "57"})
-_AWAY_CODES = frozenset({"55P03", "55006", "25006", "25P03", "25P04", "58000", "58030"})
-_DATABASE_DROPPED = "57P04"
-
 
 def is_transient(error: BaseException) -> bool:
     """Whether the database is away, or refuses, only for now: back off, reconnect and go on.
@@ -58,16 +52,9 @@ def is_transient(error: BaseException) -> bool:
     A failure to connect counts, whatever its reason: during a fail-over a server refuses in many
     ways. So does a standby that cannot write, and a `DatabaseUnusable` that such an error caused.
     """
-    if isinstance(error, DatabaseUnusable) and error.__cause__ is not None:
-        return is_transient(error.__cause__)
-    if not isinstance(error, psycopg.Error):
-        return False
-    code = error.sqlstate
-    if code is None:
-        return isinstance(error, psycopg.OperationalError)
-    if code == _DATABASE_DROPPED:
-        return False
-    return code[:2] in _AWAY_CLASSES or code in _AWAY_CODES
+    if isinstance(error, DatabaseUnusable):
+        return is_outage(error.__cause__)
+    return is_outage(error)
 
 
 class Database:
