@@ -24,7 +24,6 @@ from pgvector.psycopg import register_vector
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
-from leasequeue import is_outage
 from planroom import embedded
 from planroom.config import Settings
 from planroom.errors import DatabaseUnusable
@@ -44,17 +43,6 @@ _DEFAULTS: Mapping[str, str | int] = {
     "keepalives_count": 4,
     "tcp_user_timeout": 1000 * SILENCE_SECONDS,
 }
-
-
-def is_transient(error: BaseException) -> bool:
-    """Whether the database is away, or refuses, only for now: back off, reconnect and go on.
-
-    A failure to connect counts, whatever its reason: during a fail-over a server refuses in many
-    ways. So does a standby that cannot write, and a `DatabaseUnusable` that such an error caused.
-    """
-    if isinstance(error, DatabaseUnusable):
-        return is_outage(error.__cause__)
-    return is_outage(error)
 
 
 class Database:
