@@ -26,6 +26,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
+from leasequeue.crashpoint import crash_point
 from leasequeue.errors import LeaseLost
 
 log = logging.getLogger("leasequeue")
@@ -213,6 +214,7 @@ def claim(
         "now": now,
     }
     while True:
+        crash_point("claim.before")
         claimed_at = time.monotonic()
         try:
             with _guarded(conn), conn.cursor(row_factory=dict_row) as cursor:
@@ -228,6 +230,7 @@ def claim(
             return None
         if row["status"] != "running":
             return Ended(row["id"], row["status"], row)
+        crash_point("claim.after")
         return Lease(
             table=table,
             id=row["id"],
@@ -288,7 +291,9 @@ def renew(conn: Connection, lease: Lease, *, now: datetime | None = None) -> boo
     In a transaction this is also the bare fence: the row stays locked until the commit, so
     whatever else the transaction writes is the holder's. Raises LeaseLost.
     """
+    crash_point("renew.before")
     row = conn.execute(compose(_RENEW, lease.table), {**lease.fence, "now": now}).fetchone()
+    crash_point("renew.after")
     if row is None:
         raise _lost(lease)
     return row[0] is not None
@@ -411,7 +416,10 @@ def seal(
     That is `status`, or `cancelled` when a cancel landed first: it wins over the finish (L7).
     Raises LeaseLost.
     """
-    return _move(conn, _SEAL, lease, now, status, "sealed", error_code, error)
+    crash_point("seal.before")
+    status_then = _move(conn, _SEAL, lease, now, status, "sealed", error_code, error)
+    crash_point("seal.after")
+    return status_then
 
 
 # `world` is judged in this very statement: a connection disconnected while the job ran ends it.
@@ -463,9 +471,12 @@ def requeue(
     `queued`; or `cancelled` when the user or the world asked for that meanwhile; or `exhausted`
     when this was the last of `attempts_max` failures in a row. Raises LeaseLost.
     """
-    return _move(
+    crash_point("requeue.before")
+    status_then = _move(
         conn, _REQUEUE, lease, now, exhausted, "retried", error_code, error, delay, attempts_max
     )
+    crash_point("requeue.after")
+    return status_then
 
 
 _RELEASE: LiteralString = (
@@ -503,7 +514,10 @@ def release(
     With a `delay` it is not due before that: for a worker whose database or disk is failing and
     who would otherwise take it again at once. Raises LeaseLost.
     """
-    return _move(conn, _RELEASE, lease, now, "queued", "released", error_code, error, delay)
+    crash_point("release.before")
+    status_then = _move(conn, _RELEASE, lease, now, "queued", "released", error_code, error, delay)
+    crash_point("release.after")
+    return status_then
 
 
 def _move(

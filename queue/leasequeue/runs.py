@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from leasequeue import lease
+from leasequeue.crashpoint import crash_point
 from leasequeue.lease import Ended, Lease, LeaseTable
 from leasequeue.workspaces import lock_workspace, try_lock_workspace
 
@@ -206,6 +207,7 @@ def request_purge(
         while row is None:
             conn.execute(_CANCEL_QUEUED, {**parameters, "reason": "purged"})
             row = conn.execute(_ADD_PURGE, parameters).fetchone()
+        crash_point("purge.asked")
         return cast(int, row[0])
 
 
@@ -245,8 +247,10 @@ def promote(
         try:
             with conn.transaction():
                 promoted += conn.execute(_PROMOTE, {"id": purge, "now": now}).rowcount
+                crash_point("promote.before_commit")
         except psycopg.errors.UniqueViolation:
             continue
+        crash_point("promote.after")
     return promoted
 
 
@@ -414,6 +418,7 @@ def enqueue_due(conn: Connection, limit: int = 100, *, now: datetime | None = No
     The next time counts from now, so a fleet that was down for hours runs each source once.
     """
     row = conn.execute(_ENQUEUE_DUE, {"limit": limit, "now": now}).fetchone()
+    crash_point("schedule.after")
     return cast(int, cast(tuple[Any, ...], row)[0])
 
 
@@ -454,6 +459,7 @@ def record_result(
                 "error": error,
             },
         )
+        crash_point("result.written")
 
 
 _LIST = """
