@@ -6,13 +6,25 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from leasequeue import AbortSignal, Lease, Settled, Stage, Worker, due, engine_stages, seldom
+from leasequeue import (
+    RUNS,
+    AbortSignal,
+    Lease,
+    Settled,
+    Stage,
+    Worker,
+    due,
+    engine_stages,
+    expire,
+    seldom,
+)
 from planroom import ingestions
 from planroom.blobs import BlobStore
 from planroom.config import Settings
 from planroom.database import Database
 from planroom.embed import Embedder, open_embedder
 from planroom.ingest import ingest
+from planroom.presence import find_dead, forget
 from planroom.sync import purge, sync
 from planroom.vector_index import build_vector_indexes
 
@@ -51,7 +63,19 @@ def ingest_stages(
     embedders: Embedders,
     files: Sequence[int] | None = None,
 ) -> list[Stage]:
-    """Queue what changed, work on one ingestion; only on these files' where they are given."""
+    """Free what this machine's dead held, queue what changed, work on one ingestion.
+
+    Where `files` are given, only on theirs.
+    """
+
+    def bury() -> int:
+        dead = find_dead(settings.home)
+        if dead:
+            with database.connection() as conn:
+                for table in (ingestions.INGESTIONS, RUNS):
+                    expire(conn, table, dead)
+            forget(settings.home, dead)
+        return len(dead)
 
     def enqueue() -> int:
         with database.connection() as conn:
@@ -68,7 +92,7 @@ def ingest_stages(
         with database.connection() as conn:
             return ingest(conn, blobs, settings, embedders.open, lease, abort)
 
-    return [Stage("enqueue", enqueue), Stage("ingest", work_on_one)]
+    return [Stage("bury", bury), Stage("enqueue", enqueue), Stage("ingest", work_on_one)]
 
 
 def upkeep_stages(worker: Worker, database: Database, blobs: BlobStore) -> list[Stage]:

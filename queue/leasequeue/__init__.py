@@ -26,6 +26,7 @@ from leasequeue.lease import (
     check_control,
     checkpoint,
     claim,
+    expire,
     release,
     renew,
     request_cancel,
@@ -52,6 +53,7 @@ from leasequeue.runs import (
     request_purge,
     run_history,
 )
+from leasequeue.serve import connect, migrate_engine, serve
 from leasequeue.settle import LOST, Done, Settled, sentence, settle
 from leasequeue.stages import Run, engine_stages, seldom
 from leasequeue.throttle import due
@@ -89,6 +91,7 @@ __all__ = [
     "check_control",
     "checkpoint",
     "claim",
+    "connect",
     "crash_point",
     "deregister",
     "disconnect",
@@ -97,6 +100,7 @@ __all__ = [
     "engine_stages",
     "enqueue",
     "ensure_workspace",
+    "expire",
     "heartbeat",
     "is_outage",
     "list_connections",
@@ -104,6 +108,7 @@ __all__ = [
     "list_workers",
     "lock_workspace",
     "mark_purged",
+    "migrate_engine",
     "pause",
     "paused",
     "pending_migrations",
@@ -124,6 +129,7 @@ __all__ = [
     "seal",
     "seldom",
     "sentence",
+    "serve",
     "settle",
     "worker_id",
 ]
