@@ -157,3 +157,67 @@ create table stage_markers (
     name text primary key check (name <> ''),
     ran_at timestamptz not null
 );
+
+-- For dashboards. Their names and columns are stable; they cost nothing until they are read.
+
+-- What waits and what runs, and for how long the oldest of each has been due.
+create view engine_queue as
+select workspaces.name as workspace,
+       runs.kind,
+       runs.provider,
+       runs.status,
+       count(*) as runs,
+       extract(epoch from now() - min(runs.queued_at))::double precision as oldest_seconds
+  from connection_runs as runs
+  join workspaces on workspaces.id = runs.workspace_id
+ where runs.status in ('waiting', 'queued', 'running')
+ group by workspaces.name, runs.kind, runs.provider, runs.status;
+
+-- Who holds what, and until when; a negative remainder is a dead worker's, to be claimed next.
+create view engine_leases as
+select runs.id as run_id,
+       workspaces.name as workspace,
+       connections.name as connection,
+       runs.kind,
+       runs.provider,
+       runs.lease_owner,
+       attempts.attempt,
+       attempts.started_at,
+       attempts.seen_at,
+       extract(epoch from runs.lease_expires_at - now())::double precision as remaining_seconds,
+       runs.cancel_requested_at
+  from connection_runs as runs
+  join workspaces on workspaces.id = runs.workspace_id
+  join connections on connections.id = runs.connection_id
+  join run_attempts as attempts
+    on attempts.run_id = runs.id and attempts.lease_token = runs.lease_token
+ where runs.status = 'running';
+
+-- How attempts ended, hour by hour.
+create view engine_attempts_hourly as
+select date_trunc('hour', attempts.ended_at) as hour,
+       workspaces.name as workspace,
+       runs.kind,
+       runs.provider,
+       attempts.outcome,
+       count(*) as attempts,
+       avg(extract(epoch from attempts.ended_at - attempts.started_at))::double precision
+           as mean_seconds
+  from run_attempts as attempts
+  join connection_runs as runs on runs.id = attempts.run_id
+  join workspaces on workspaces.id = runs.workspace_id
+ where attempts.ended_at is not null
+ group by hour, workspaces.name, runs.kind, runs.provider, attempts.outcome;
+
+-- Who is alive: a heartbeat within three of its intervals.
+create view engine_workers as
+select id,
+       host,
+       pid,
+       version,
+       started_at,
+       heartbeat_at,
+       extract(epoch from now() - heartbeat_at)::double precision as silent_seconds,
+       heartbeat_at > now() - interval '45 seconds' as alive,
+       working_on
+  from workers;

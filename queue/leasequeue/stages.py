@@ -1,27 +1,28 @@
 """The stages that serve `connection_runs`: hand this list to a `Worker`, with a handler a kind.
 
-A handler gets a `Run` and does the work, inline. It checks `run.abort` often, writes under the
-fence (`record_result`, `checkpoint`, or any transaction opened by `renew`), and returns None, or
-a `Partial`; or raises `Retryable` or `JobFailed`. Kinds without a handler are left alone, so old
-workers and new kinds may meet (case Q26).
+A handler gets a `Run` and does the work, inline. It checks `run.abort` often, writes in
+`run.transaction()` or through `record_result`, which are fenced, and returns None, or a `Partial`;
+or raises `Retryable` or `JobFailed`. Kinds without a handler are left alone, so old workers and
+new kinds may meet (case Q26).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from leasequeue import lease as leases
 from leasequeue import runs
 from leasequeue.abort import AbortSignal
 from leasequeue.connections import mark_purged
-from leasequeue.errors import Partial
+from leasequeue.errors import Cancelled, Partial
 from leasequeue.lease import Lease
 from leasequeue.poll import Stage
 from leasequeue.settle import Done, Settled
@@ -49,6 +50,24 @@ class Run:
     provider: str
     kind: str
     payload: Mapping[str, Any]
+    lend: Lend
+
+    @contextmanager
+    def transaction(self, payload: Mapping[str, Any] | None = None) -> Generator[Connection]:
+        """A transaction that only the holder of the lease can commit (rule L2).
+
+        A `payload` replaces the run's, with the block's own rows or not at all: this is a
+        checkpoint, which the next attempt finds in `run.payload`, and it forgives earlier
+        failures (L9). Raises LeaseLost, or Cancelled, before the block begins.
+        """
+        with self.lend() as conn, conn.transaction():
+            if payload is None:
+                cancelled = leases.renew(conn, self.lease)
+            else:
+                cancelled = leases.checkpoint(conn, self.lease, {"payload": Jsonb(dict(payload))})
+            if cancelled:
+                raise Cancelled("the user cancelled the job")
+            yield conn
 
 
 Handler = Callable[[Run], "Partial | None"]
@@ -80,22 +99,29 @@ def engine_stages(
             worker.perform(claimed, lambda abort: _handle(claimed, abort, handlers, lend))
         return 0 if claimed is None else 1
 
-    def retain() -> int:
-        with lend() as conn:
-            if not due(conn, "remove_old_runs", RETENTION_EVERY):
-                return 0
-            removed = total = runs.remove_old_runs(conn, retention_days, REMOVED_PER_POLL)
-            while removed == REMOVED_PER_POLL and not worker.stopping:
-                removed = runs.remove_old_runs(conn, retention_days, REMOVED_PER_POLL)
-                total += removed
-            return total
-
     return [
         Stage("schedule", schedule),
         Stage("promote", promote),
         Stage("run", run_one),
-        Stage("retain", seldom(retain, timedelta(minutes=10))),
+        Stage("retain", _retain(lend, retention_days)),
     ]
+
+
+def _retain(lend: Lend, days: int) -> Callable[[], int]:
+    """One batch a poll while batches are full, else a look an hour: jobs come in between."""
+    more = False
+
+    def retain() -> int:
+        nonlocal more
+        with lend() as conn:
+            if not more and not due(conn, "remove_old_runs", RETENTION_EVERY):
+                return 0
+            removed = runs.remove_old_runs(conn, days, REMOVED_PER_POLL)
+            more = removed == REMOVED_PER_POLL
+            return removed
+
+    spared = seldom(retain, timedelta(minutes=10))
+    return lambda: retain() if more else spared()
 
 
 def seldom(run: Callable[[], int], every: timedelta) -> Callable[[], int]:
@@ -128,6 +154,7 @@ def _handle(
             provider=row["provider"],
             kind=row["kind"],
             payload=row["payload"],
+            lend=lend,
         )
     )
     if partial is not None:

@@ -2,8 +2,9 @@
 
 `while running: poll(); wait`. More throughput is more processes. SIGTERM or SIGINT ends the job
 in hand with `ShuttingDown`, gives its lease back at once and leaves; the next worker starts on it
-within one poll. A second signal, or a job that has not ended within the grace, ends the process
-then and there, with the lease given back first.
+within one poll. A second signal, or whatever has not ended within the grace, ends the process then
+and there; the lease is given back first if the database answers within a second. A third signal
+does not wait for that.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -38,6 +40,7 @@ log = logging.getLogger("leasequeue")
 
 POLL_SECONDS = 2.0
 GRACE_SECONDS = 8.0
+LAST_WORDS_SECONDS = 1.0
 LOG_SECONDS = 1.0
 
 
@@ -69,6 +72,8 @@ class Worker:
         self._after_outage = after_outage
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        self._left = threading.Event()
+        self._left.set()
         self._job: tuple[Lease, AbortSignal] | None = None
         self._logged_at = -LOG_SECONDS
         self._unlogged = 0
@@ -92,19 +97,26 @@ class Worker:
 
         Stages that fail are logged, about a line a second, and tried again.
         """
+        self._left.clear()
+        try:
+            with self.keeper:
+                self._loop(once, idle)
+        finally:
+            self._left.set()
+
+    def _loop(self, once: bool, idle: Callable[[], bool] | None) -> None:
         failures = 0
-        with self.keeper:
-            while not self._stopping.is_set():
-                self._wake.clear()
-                polled = self.poll()
-                failures = failures + 1 if polled.errors else 0
-                if once or (not polled.errors and not polled.done and self._is_idle(idle)):
-                    return
-                if failures:
-                    self._after_outage()
-                    self._stopping.wait(reconnect_delay(failures))
-                elif not polled.done:
-                    self._wake.wait(self._poll_seconds)
+        while not self._stopping.is_set():
+            self._wake.clear()
+            polled = self.poll()
+            failures = failures + 1 if polled.errors else 0
+            if once or (not polled.errors and not polled.done and self._is_idle(idle)):
+                return
+            if failures:
+                self._after_outage()
+                self._stopping.wait(reconnect_delay(failures))
+            elif not polled.done:
+                self._wake.wait(self._poll_seconds)
 
     def poll(self) -> Polled:
         """One walk through the stages; what failed is logged."""
@@ -144,8 +156,10 @@ class Worker:
         Returns the row's status afterwards, or `settle.LOST`. While the database is away the
         ending is kept and written when it is back, for as long as the lease lasts.
         """
-        timeout = lease.row.get("timeout_seconds")
-        abort = AbortSignal(lease_seconds=lease.seconds, timeout_seconds=timeout)
+        abort = AbortSignal(
+            lease_seconds=lease.claimed_at + lease.seconds - time.monotonic(),
+            timeout_seconds=lease.row.get("timeout_seconds"),
+        )
         self._job = (lease, abort)
         if self._stopping.is_set():
             abort.set(ShuttingDown("the worker is stopping"))
@@ -153,6 +167,10 @@ class Worker:
             with self.keeper.keep(lease, abort):
                 ending: Ending = self._attempt(work, abort)
                 status = self._settle(lease, abort, ending)
+        except (KeyboardInterrupt, SystemExit):
+            # Whoever runs a worker without `signals` may still interrupt it.
+            self._settle(lease, abort, ShuttingDown("the worker was interrupted"))
+            raise
         finally:
             self._job = None
         log.info("%s %s attempt %s: %s", lease.table.table, lease.id, lease.attempt, status)
@@ -174,15 +192,16 @@ class Worker:
             try:
                 with self._connection() as conn:
                     return settle(conn, lease, ending)
-            except psycopg.Error as error:
-                if not is_outage(error):
+            except Exception as error:
+                # Lending a connection may fail in the lender's own way, and say so.
+                if not is_outage(error) and not is_outage(error.__cause__):
                     raise
                 self.report("settle", error)
                 tries += 1
                 self._after_outage()
                 if abort.lease_is_over() or self._stopping.is_set():
                     return LOST
-                time.sleep(reconnect_delay(tries))
+                self._stopping.wait(reconnect_delay(tries))
 
     # Stopping
 
@@ -195,39 +214,70 @@ class Worker:
         if job is not None:
             job[1].set(ShuttingDown("the worker is stopping"))
         if first:
-            threading.Thread(target=self._leave_by_force, name="grace", daemon=True).start()
+            threading.Thread(target=self._watch_the_leaving, name="grace", daemon=True).start()
 
-    def _leave_by_force(self) -> None:
-        """End the process when the job in hand does not listen; its lease is given back first."""
-        time.sleep(self._grace_seconds)
+    def _watch_the_leaving(self) -> None:
+        """End the process when the loop has not ended by itself, whatever it is stuck in."""
+        if not self._left.wait(self._grace_seconds):
+            log.warning("not done within %s s: leaving", self._grace_seconds)
+            self._leave(0)
+
+    def _leave(self, code: int) -> None:
+        """End the process, with the lease given back if the database answers in time."""
+        words = threading.Thread(target=self._give_back, name="give back", daemon=True)
+        words.start()
+        words.join(LAST_WORDS_SECONDS)
+        os._exit(code)
+
+    def _give_back(self) -> None:
         job = self._job
-        if job is None:
-            return
-        log.warning("the job did not end within %s s: leaving it", self._grace_seconds)
         try:
             with self._connect() as conn:
-                leases.release(conn, job[0], error_code="shutting_down")
+                if job is not None:
+                    leases.release(conn, job[0], error_code="shutting_down")
                 workers.deregister(conn, self.name)
         except Exception as error:  # noqa: BLE001 - the process ends in any case
             log.warning("the lease was not given back: %s", error)
-        os._exit(0)
 
     @contextmanager
     def signals(self) -> Generator[None]:
-        """Stop on SIGTERM and SIGINT while the block runs; a second one ends the process."""
+        """Stop on SIGTERM and SIGINT while the block runs; a second one ends the process.
 
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self._stopping.is_set():
-                os._exit(128 + number)
-            # Not here: the handler may have interrupted this thread inside the very lock that
-            # setting an event needs.
-            threading.Thread(target=self.stop, name="stop").start()
-
-        before = {
-            number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        Only in the main thread. The signals are read by a thread of their own, so they are heard
+        even while the job is deep in a library's C code, where Python would not look at them.
+        """
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        before = {number: signal.signal(number, _heard) for number in _STOPPING_SIGNALS}
+        fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._hear, args=[reader], name="signals", daemon=True).start()
         try:
             yield
         finally:
+            signal.set_wakeup_fd(fd)
             for number, handler in before.items():
                 signal.signal(number, handler)
+            writer.close()
+
+    def _hear(self, reader: socket.socket) -> None:
+        """First signal: stop. Second: leave, with a word to the database. Third: just leave."""
+        heard = 0
+        with reader:
+            while number := reader.recv(1):
+                if number[0] not in _STOPPING_SIGNALS:
+                    continue
+                heard += 1
+                if heard == 1:
+                    self.stop()
+                elif heard == 2:
+                    code = 128 + number[0]
+                    threading.Thread(target=self._leave, args=[code], daemon=True).start()
+                else:
+                    os._exit(128 + number[0])
+
+
+_STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _heard(number: int, frame: FrameType | None) -> None:
+    """Nothing: the number has been written to the thread that listens."""

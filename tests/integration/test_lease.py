@@ -21,6 +21,7 @@ from support.engine import (
     World,
     after,
     await_blocked,
+    begun,
     in_background,
     scalar,
     snapshot,
@@ -68,7 +69,7 @@ def test_l1_a_row_that_another_session_is_claiming_is_passed_over(
     world: World, database_url: str
 ) -> None:
     first, second = world.run("a", "a"), world.run("b", "b", now=after(1))
-    with psycopg.connect(database_url) as rival, rival.transaction():
+    with begun(database_url) as rival:
         claimed = leasequeue.claim(rival, leasequeue.RUNS, "rival", 120, now=after(2))
         assert isinstance(claimed, Lease)
         other = leasequeue.claim(world.conn, leasequeue.RUNS, "alice", 120, now=after(2))
@@ -375,7 +376,7 @@ def test_l7_q13_a_cancel_that_commits_while_the_finish_waits_for_its_row_wins(
     run = world.run("a")
     held = world.held()
     with (
-        psycopg.connect(database_url) as user,
+        begun(database_url) as user,
         psycopg.connect(database_url, autocommit=True) as worker,
     ):
         leasequeue.request_cancel(user, leasequeue.RUNS, world.workspace, [run], now=after(1))
@@ -391,7 +392,7 @@ def test_l7_a_cancel_that_waits_for_a_finish_changes_nothing(
     run = world.run("a")
     held = world.held()
     with (
-        psycopg.connect(database_url) as worker,
+        begun(database_url) as worker,
         psycopg.connect(database_url, autocommit=True) as user,
     ):
         leasequeue.seal(worker, held, "succeeded", now=after(1))
@@ -413,10 +414,9 @@ def test_l7_a_cancel_that_waits_for_a_claim_asks_the_running_job(
 ) -> None:
     run = world.run("a")
     with (
-        psycopg.connect(database_url) as worker,
+        begun(database_url) as worker,
         psycopg.connect(database_url, autocommit=True) as user,
     ):
-        worker.execute("select 1")  # So that the claim commits with this transaction, not before.
         held = leasequeue.claim(worker, leasequeue.RUNS, "alice", 120, now=NOON)
         assert isinstance(held, Lease)
         with in_background(
@@ -471,7 +471,7 @@ def test_l7_two_who_cancel_the_same_runs_lock_them_in_one_order(
 ) -> None:
     first, second = world.run("a", "a"), world.run("b", "b")
     with (
-        psycopg.connect(database_url) as one,
+        begun(database_url) as one,
         psycopg.connect(database_url, autocommit=True) as other,
     ):
         one.execute("select 1 from connection_runs where id = %s for update", [first])

@@ -98,6 +98,17 @@ def snapshot(conn: Connection, table: LiteralString) -> list[tuple[Any, ...]]:
 
 
 @contextmanager
+def begun(database_url: str) -> Generator[Connection]:
+    """A session inside a transaction that the test commits itself.
+
+    On one that is idle, psycopg's `conn.transaction()` commits at its end.
+    """
+    with psycopg.connect(database_url) as conn:
+        conn.execute("select 1")
+        yield conn
+
+
+@contextmanager
 def in_background(work: Callable[[], object]) -> Generator[threading.Thread]:
     """Do `work` in a thread beside the block, and pass on what it raises."""
     errors: list[BaseException] = []

@@ -1,0 +1,92 @@
+"""A whole worker in one call, for whoever has no wiring of their own.
+
+What it adds to `Worker` is the connections: a pool of 4 (rule L17), one for the keeper, and
+settings that notice a dead network from both ends within 40 seconds, a third of a lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import ConnectionPool
+
+from leasequeue.backoff import RECONNECT_SECONDS_MAX
+from leasequeue.migrate import apply_migrations, engine_migrations
+from leasequeue.poll import Stage
+from leasequeue.stages import Handler, engine_stages
+from leasequeue.worker import Worker
+
+Connection = psycopg.Connection[Any]
+
+POOL_SIZE_MAX = 4
+POOL_WAIT_SECONDS = 5.0
+
+_DEFAULTS: Mapping[str, Any] = {
+    "application_name": "leasequeue",
+    "connect_timeout": 5,
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 40_000,
+}
+
+
+def connect(conninfo: str) -> Connection:
+    """A connection as the engine wants it: autocommit, nothing prepared, a dead network noticed."""
+    return psycopg.connect(_with_defaults(conninfo), autocommit=True, prepare_threshold=None)
+
+
+def migrate_engine(conninfo: str) -> list[str]:
+    """Make or update the engine's own tables; returns the names of what was applied."""
+    with connect(conninfo) as conn:
+        return apply_migrations(conn, engine_migrations())
+
+
+def serve(
+    conninfo: str,
+    handlers: Mapping[str, Handler],
+    *,
+    lease_seconds: float = 120.0,
+    retention_days: int = 90,
+    more_stages: Sequence[Stage] = (),
+    once: bool = False,
+    idle: Callable[[], bool] | None = None,
+) -> None:
+    """Work on the runs of these kinds until SIGTERM or SIGINT (rule L10).
+
+    `once` ends after one poll, `idle` after the first poll that found nothing to do and for which
+    it answers True. To be called in the main thread; more throughput is more processes.
+    """
+    pool = ConnectionPool(
+        _with_defaults(conninfo),
+        kwargs={"autocommit": True, "prepare_threshold": None},
+        min_size=1,
+        max_size=POOL_SIZE_MAX,
+        timeout=POOL_WAIT_SECONDS,
+        # Give up soon, to begin afresh with the next who asks: its own waits grow to minutes.
+        reconnect_timeout=RECONNECT_SECONDS_MAX,
+        check=ConnectionPool.check_connection,
+        open=False,
+    )
+    with pool:
+        worker = Worker(partial(connect, conninfo), pool.connection)
+        worker.stages = [
+            *engine_stages(
+                worker,
+                pool.connection,
+                handlers,
+                lease_seconds=lease_seconds,
+                retention_days=retention_days,
+            ),
+            *more_stages,
+        ]
+        with worker.signals():
+            worker.run(once=once, idle=idle)
+
+
+def _with_defaults(conninfo: str) -> str:
+    return make_conninfo("", **{**_DEFAULTS, **conninfo_to_dict(conninfo)})
