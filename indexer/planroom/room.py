@@ -7,23 +7,27 @@ a program that embeds planroom can do whatever they do.
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 import psycopg
 
-from leasequeue import Worker, ensure_workspace
+import leasequeue
+from leasequeue import Pause, Worker, ensure_workspace
 from planroom import files, ingestions, intake, status
 from planroom.blobs import BlobStore
 from planroom.config import Settings
 from planroom.database import Database
+from planroom.errors import NotFound
 from planroom.ingest import current_fingerprint
 from planroom.intake import Taken
 from planroom.model import Fingerprint
+from planroom.presence import Presence
 from planroom.projects import ensure_project, find_project, project_settings
 from planroom.search import Hit, Mode, Scope, search
 from planroom.stages import Embedders, all_stages, ingest_stages
@@ -42,6 +46,7 @@ class PlanRoom:
         self.database = Database.open(settings)
         self.blobs = BlobStore(settings.home / "blobs")
         self._embedders = Embedders()
+        self._presences = contextlib.ExitStack()
         with self.database.connection() as conn:
             self.workspace_id = ensure_workspace(conn, settings.workspace)
 
@@ -58,6 +63,7 @@ class PlanRoom:
 
     def close(self) -> None:
         """Close connections and models; the embedded server goes on."""
+        self._presences.close()
         self._embedders.close()
         self.database.close()
 
@@ -82,9 +88,20 @@ class PlanRoom:
     def index(
         self, path: Path | str, *, on_progress: Callable[[Row], None] = lambda row: None
     ) -> Row:
-        """Take one PDF in, see it through, and return its final status row (as `status` gives)."""
-        taken = self.add(path)
-        return self.work_on([taken.file_id], on_progress=lambda rows: on_progress(rows[0]))[0]
+        """Take one PDF in, see it through, and return its final status row (as `status` gives).
+
+        Raises as `add` and `work_on` do, and NotFound for a file that was removed meanwhile.
+        """
+        file_id = self.add(path).file_id
+
+        def one(rows: list[Row]) -> None:
+            for row in rows:
+                on_progress(row)
+
+        rows = self.work_on([file_id], on_progress=one)
+        if not rows:
+            raise NotFound(f"{path} was removed while it was being indexed.")
+        return rows[0]
 
     def _fingerprint(self, conn: Connection, project_id: int) -> Fingerprint:
         settings = project_settings(conn, self.workspace_id, project_id, self.settings)
@@ -101,9 +118,13 @@ class PlanRoom:
 
         This process works on them itself, and so may any other worker. `on_progress` is called
         with the rows, from another thread, a few times a second.
+
+        In the main thread, SIGINT and SIGTERM give the lease back first and then do what they did
+        before: so Ctrl-C raises KeyboardInterrupt here, with everything committed kept. In other
+        threads signals are left alone, and the process's end is the lease's.
         """
         worker = self.worker(file_ids)
-        with self._watch(file_ids, on_progress, progress_seconds), worker.signals():
+        with _stops_on_signals(worker), self._watch(file_ids, on_progress, progress_seconds):
             worker.run(idle=lambda: self._is_idle(file_ids))
         with self.database.connection() as conn:
             return status.list_files(conn, self.workspace_id, files=file_ids)
@@ -150,6 +171,7 @@ class PlanRoom:
             version=version(),
             poll_seconds=self.settings.poll_seconds,
         )
+        self._presences.enter_context(Presence(self.settings.home, worker.name))
         if file_ids is None:
             worker.stages = all_stages(
                 worker, self.database, self.blobs, self.settings, self._embedders
@@ -167,23 +189,27 @@ class PlanRoom:
         query: str,
         *,
         k: int = 10,
-        file: str | None = None,
+        project: str | None = None,
+        file: str | int | None = None,
         sheet: str | None = None,
         mode: Mode | str = Mode.HYBRID,
         all_projects: bool = False,
     ) -> list[Hit]:
         """The `k` sheets that answer best, of what is published in this project.
 
-        `file` and `sheet` narrow it; `all_projects` widens it to the workspace. Raises NotFound
-        for a file or project that is not there.
+        `project` names another; `file`, of any project, and `sheet` narrow it; `all_projects`
+        widens it to the workspace. Raises NotFound for a file or project that is not there.
         """
         mode = Mode(mode)
         with self.database.connection() as conn:
             project_id, settings = None, self.settings
-            if not all_projects:
-                project_id = find_project(conn, self.workspace_id, self.settings.project)
+            file_id = None if file is None else self._find(conn, file, project)
+            if file_id is not None:
+                project_id = self._project_of(conn, file_id)
+            elif not all_projects:
+                project_id = find_project(conn, self.workspace_id, project or self.settings.project)
+            if project_id is not None:
                 settings = project_settings(conn, self.workspace_id, project_id, self.settings)
-            file_id = None if file is None else self._find(conn, file)
             embedder = self._embedders.open(settings)
             vector = None if mode is Mode.TEXT or not query.strip() else embedder.embed([query])[0]
             return search(
@@ -198,53 +224,142 @@ class PlanRoom:
 
     # -- looking after ---------------------------------------------------------------------------
 
-    def _find(self, conn: Connection, name: str) -> int:
-        return files.find_file(conn, self.workspace_id, name, None)
+    def _find(self, conn: Connection, file: str | int, project: str | None = None) -> int:
+        """The id of a file given by its id, name, number in words, or the end of its path."""
+        if isinstance(file, int):
+            return file
+        return files.find_file(conn, self.workspace_id, file, project)
 
-    def status(self, file: str | None = None, *, all_projects: bool = False) -> list[Row]:
-        """Files with their progress and gaps: one, this project's, or the workspace's."""
+    def status(
+        self,
+        file: str | int | None = None,
+        *,
+        project: str | None = None,
+        all_projects: bool = False,
+    ) -> list[Row]:
+        """Files with their progress and gaps: one, this project's, or the workspace's.
+
+        A name is looked for in `project`, or else in every project; a number is a file's id.
+        """
         with self.database.connection() as conn:
             if file is not None:
-                found = [self._find(conn, file)]
+                found = [self._find(conn, file, project)]
                 return status.list_files(conn, self.workspace_id, files=found)
-            project = None if all_projects else self.settings.project
-            return status.list_files(conn, self.workspace_id, project=project)
+            of = None if all_projects else project or self.settings.project
+            return status.list_files(conn, self.workspace_id, project=of)
 
-    def gaps(self, file: str) -> list[Row]:
+    def gaps(self, file: str | int, *, project: str | None = None) -> list[Row]:
         """The pages of a file that gave no text, and why."""
-        row = self.status(file)[0]
-        if row["ingestion_id"] is None:
+        rows = self.status(file, project=project)
+        if not rows or rows[0]["ingestion_id"] is None:
             return []
         with self.database.connection() as conn:
-            return status.list_gaps(conn, self.workspace_id, row["ingestion_id"])
+            return status.list_gaps(conn, self.workspace_id, rows[0]["ingestion_id"])
 
-    def attempts(self, file: str) -> list[Row]:
+    def attempts(self, file: str | int, *, project: str | None = None) -> list[Row]:
         """Every attempt at a file: who held it, what was done, what again, and how it ended."""
         with self.database.connection() as conn:
-            return status.list_attempts(conn, self.workspace_id, self._find(conn, file))
+            found = self._find(conn, file, project)
+            return status.list_attempts(conn, self.workspace_id, found)
 
     def verify(
-        self, file: str, progress: Callable[[int, int], None] = lambda done, total: None
+        self,
+        file: str | int,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        project: str | None = None,
     ) -> Verification:
         """Derive a file's chunk list from its bytes again and compare it with what is stored."""
         with self.database.connection() as conn:
-            file_id = self._find(conn, file)
-            project = status.list_files(conn, self.workspace_id, files=[file_id])[0]["project"]
-            project_id = find_project(conn, self.workspace_id, project)
-            settings = project_settings(conn, self.workspace_id, project_id, self.settings)
+            file_id = self._find(conn, file, project)
+            settings = self._settings_of(conn, file_id)
             return verify(conn, self.blobs, settings, self.workspace_id, file_id, progress)
 
-    def cancel(self, file: str) -> dict[int, str]:
+    def _settings_of(self, conn: Connection, file_id: int) -> Settings:
+        """The settings in force for a file: those of its project."""
+        project_id = self._project_of(conn, file_id)
+        return project_settings(conn, self.workspace_id, project_id, self.settings)
+
+    def _project_of(self, conn: Connection, file_id: int) -> int:
+        rows = status.list_files(conn, self.workspace_id, files=[file_id])
+        if not rows:
+            raise NotFound(f"There is no file {file_id} in this workspace.")
+        return find_project(conn, self.workspace_id, rows[0]["project"])
+
+    def cancel(self, file: str | int, *, project: str | None = None) -> dict[int, str]:
         """Cancel what is queued or running for a file: {ingestion id: status now}."""
         with self.database.connection() as conn:
-            return files.cancel_ingestions(conn, self.workspace_id, self._find(conn, file))
+            found = self._find(conn, file, project)
+            return files.cancel_ingestions(conn, self.workspace_id, found)
 
-    def retry(self, file: str) -> int | None:
+    def retry(self, file: str | int, *, project: str | None = None) -> int | None:
         """Queue a file again; None when it is being worked on already."""
         with self.database.connection() as conn:
-            return intake.retry(conn, self.workspace_id, self._find(conn, file))
+            return intake.retry(conn, self.workspace_id, self._find(conn, file, project))
 
-    def remove(self, file: str) -> bool:
+    def remove(self, file: str | int, *, project: str | None = None) -> bool:
         """Take a file away: not searchable from now on; its rows and bytes go a little later."""
         with self.database.connection() as conn:
-            return files.remove_file(conn, self.workspace_id, self._find(conn, file))
+            return files.remove_file(conn, self.workspace_id, self._find(conn, file, project))
+
+    # -- the fleet -------------------------------------------------------------------------------
+
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running, in any workspace."""
+        return self._is_idle()
+
+    def workers(self) -> list[Row]:
+        """Every worker that registered and did not leave."""
+        with self.database.connection() as conn:
+            return leasequeue.list_workers(conn)
+
+    def pause(self, by: str, reason: str | None = None) -> None:
+        """Stop claiming everywhere; what runs goes on."""
+        with self.database.connection() as conn:
+            leasequeue.pause(conn, by, reason)
+
+    def resume(self) -> bool:
+        """Let claiming go on; True if it was paused."""
+        with self.database.connection() as conn:
+            return leasequeue.resume(conn)
+
+    def paused(self) -> Pause | None:
+        """The pause in force, or None while claiming goes on."""
+        with self.database.connection() as conn:
+            return leasequeue.paused(conn)
+
+    def runs(self, *, status: str | None = None, limit: int = 50) -> list[Row]:
+        """The newest connection runs first."""
+        with self.database.connection() as conn:
+            return leasequeue.list_runs(conn, self.workspace_id, status=status, limit=limit)
+
+    def run_history(self, run_id: int) -> Row:
+        """One run with its `lease_history` and `results`. Raises NotFound."""
+        with self.database.connection() as conn:
+            run = leasequeue.run_history(conn, self.workspace_id, run_id)
+        if run is None:
+            raise NotFound(f"There is no run {run_id} in this workspace.")
+        return run
+
+
+@contextmanager
+def _stops_on_signals(worker: Worker) -> Generator[None]:
+    """Let SIGINT and SIGTERM stop the worker in order, and act as before once it has stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        stop = stops[number]
+        if callable(stop):
+            stop(number, frame)
+
+    with worker.signals():
+        stops = {int(n): signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+        for number in stops:
+            signal.signal(number, note)
+        yield
+    if received:
+        signal.raise_signal(received[0])

@@ -1,0 +1,274 @@
+"""Progress of `index`, for whoever looks: bars in a terminal, plain lines in a log, JSON lines.
+
+What is shown is what is committed, so it moves whichever worker does the work. It is told from a
+thread of its own, a few times a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from planroom.cli.coverage import count
+from planroom.cli.output import Output, clean
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress, Task, TaskID
+
+Row = dict[str, Any]
+
+LINE_SECONDS = 10.0
+"""How often a log that nobody watches is told how far a file is."""
+EVENT_SECONDS = 1.0
+SHOWN_MAX = 3
+"""Files with bars of their own at once; a fleet may be working on many more."""
+
+TERMINAL = ("ready", "failed", "cancelled")
+
+
+def is_over(row: Row) -> bool:
+    """Whether nothing more happens to a file; superseded bytes are followed by newer ones."""
+    return row["status"] in TERMINAL and row["error_code"] != "superseded"
+
+
+class Followed:
+    """Tells of files until they are over: `tell` is given every new set of status rows."""
+
+    def __init__(
+        self,
+        output: Output,
+        on_end: Callable[[Row, float], None],
+        waiting: Callable[[], str | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._output = output
+        self._on_end = on_end
+        self._waiting = waiting
+        self._clock = clock
+        self._begun: dict[int, float] = {}
+        self._ended: set[int] = set()
+        self._told: dict[int, tuple[float, tuple[int, int]]] = {}
+        self._bars = Bars() if output.live else None
+
+    def shown(self) -> AbstractContextManager[object]:
+        """Bars on the screen while the block runs, where a person watches."""
+        return nullcontext() if self._bars is None else self._bars.on(self._output)
+
+    def tell(self, rows: Sequence[Row]) -> None:
+        """Show how far the files are, and say of each once that it is over."""
+        now = self._clock()
+        for row in rows:
+            if row["status"] == "running":
+                self._begun.setdefault(row["id"], now)
+            if is_over(row) and row["id"] not in self._ended:
+                self._ended.add(row["id"])
+                if self._bars is not None:
+                    self._bars.drop(row)
+                self._on_end(row, now - self._begun.get(row["id"], now))
+        going_on = [row for row in rows if not is_over(row)]
+        if self._bars is not None:
+            self._bars.update(going_on, len(rows), self._waiting() if going_on else None)
+        for row in going_on:
+            if row["status"] == "running":
+                self._tell_one(row, now)
+
+    def _tell_one(self, row: Row, now: float) -> None:
+        """A line, or an event, when there is news and the last one is a while ago."""
+        at = (row["processed_pages"], row["processed_units"])
+        told_at, told = self._told.setdefault(row["id"], (now, at))
+        seconds = EVENT_SECONDS if self._output.as_json else LINE_SECONDS
+        if told == at or now - told_at < seconds:
+            return
+        self._told[row["id"]] = (now, at)
+        self._output.document({"event": "progress", **progress_of(row)})
+        if self._bars is None:
+            self._output.say(f"{row['name']}: {position(row)}")
+
+
+def progress_of(row: Row) -> Row:
+    """How far a file is, for machines."""
+    names = ("page_count", "processed_pages", "total_units", "processed_units", "lease_owner")
+    return {
+        "file": row["name"],
+        "file_id": row["id"],
+        "state": row["state"],
+        **{name: row[name] for name in names},
+    }
+
+
+def position(row: Row) -> str:
+    """How far a file is, in a sentence: `page 120 of 320, chunk 1,400 of 5,210`."""
+    chunks = f"chunk {row['processed_units']:,}"
+    if row["total_units"] is not None:
+        return f"all {count(row['page_count'], 'page')} read, {chunks} of {row['total_units']:,}"
+    if row["page_count"] is None:
+        return "opening"
+    return f"page {row['processed_pages']:,} of {row['page_count']:,}, {chunks}"
+
+
+def resumes_at(row: Row) -> str | None:
+    """Where work on a file goes on, if it has begun before: `page 121 of 320, chunk 1,401`."""
+    pages, units = row["processed_pages"], row["processed_units"]
+    if not pages and not units:
+        return None
+    chunk = f"chunk {units + 1:,}"
+    if row["total_units"] is not None:
+        return f"{chunk} of {row['total_units']:,}; all {count(row['page_count'], 'page')} are read"
+    return f"page {pages + 1:,} of {row['page_count']:,}, {chunk}"
+
+
+class Bars:
+    """Two bars a file that is being worked on, and a line on the rest."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, _FileBars] = {}
+        self._rest = ""
+
+    def on(self, output: Output) -> AbstractContextManager[object]:
+        """Show the bars at the bottom of the screen while the block runs."""
+        import sys
+
+        from rich.live import Live
+
+        return Live(
+            get_renderable=self._render,
+            console=output.console,
+            refresh_per_second=8,
+            transient=True,
+            # Lines for another place than this screen must get there.
+            redirect_stderr=sys.stderr.isatty(),
+        )
+
+    def drop(self, row: Row) -> None:
+        """A file is over."""
+        self._files.pop(row["id"], None)
+
+    def update(self, going_on: Sequence[Row], files: int, waiting: str | None) -> None:
+        """Move the bars of the files that are being worked on."""
+        running = [row for row in going_on if row["status"] == "running"]
+        for row in running:
+            if row["id"] in self._files or len(self._files) < SHOWN_MAX:
+                self._files.setdefault(row["id"], _FileBars(row)).update(row)
+        for gone in set(self._files) - {row["id"] for row in running}:
+            del self._files[gone]
+        self._rest = _rest(going_on, files, waiting)
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        rows: list[RenderableType] = []
+        for bars in list(self._files.values()):
+            rows += [Text(bars.name, style="bold", overflow="ellipsis", no_wrap=True), bars.bars]
+        if self._rest:
+            rows.append(Text(self._rest, style="dim"))
+        return Group(*rows)
+
+
+def _rest(going_on: Sequence[Row], files: int, waiting: str | None) -> str:
+    """What there is to say on the files without bars."""
+    said: list[str] = []
+    if files > 1:
+        said.append(f"{files - len(going_on):,} of {count(files, 'file')} done")
+    if waiting:
+        said.append(waiting)
+    elif going_on and not any(row["status"] == "running" for row in going_on):
+        said.append(waits(going_on[0]))
+    return "; ".join(said)
+
+
+def waits(row: Row) -> str:
+    """Why nobody works on a file at this moment."""
+    name = clean(row["name"])
+    if row["state"] == "waiting to retry":
+        why = clean(f": {row['error']}") if row["error"] else ""
+        return f"{name}: trying again in {float(row['waits_seconds']):.0f} s{why}"
+    if row["state"] == "cancelling":
+        return f"{name}: being cancelled"
+    return f"{name}: waiting for a worker"
+
+
+class _FileBars:
+    """One file's bars: its pages, then its chunks."""
+
+    def __init__(self, row: Row) -> None:
+        self.name = clean(row["name"])
+        self.bars: Progress = _progress()
+        self._pages = self._add("pages", row["processed_pages"], row["page_count"])
+        self._chunks = self._add("chunks", row["processed_units"], None)
+
+    def _add(self, what: str, done: int, total: int | None) -> TaskID:
+        # What was done before counts for the bar and not for the rate.
+        return self.bars.add_task(what, completed=done, total=total, unit=what)
+
+    def update(self, row: Row) -> None:
+        pages, page_count = row["processed_pages"], row["page_count"]
+        planned, total = row["planned_units"], row["total_units"]
+        guess = planned * page_count / pages if pages and planned else None
+        self.bars.update(self._pages, completed=pages, total=page_count)
+        self.bars.update(
+            self._chunks,
+            completed=row["processed_units"],
+            total=guess if total is None else total,
+            guess=total is None,
+        )
+
+
+def _progress() -> Progress:
+    from rich.progress import BarColumn, ProgressColumn, SpinnerColumn
+    from rich.progress import Progress as RichProgress
+    from rich.text import Text
+
+    class Amount(ProgressColumn):
+        """`120 of 320`, or `1,400 of about 5,200` while the plan is still growing."""
+
+        def render(self, task: Task) -> Text:
+            done = f"{int(task.completed):,}"
+            if task.total is None:
+                return Text(done, justify="right")
+            about = "~" if task.fields.get("guess") else ""
+            return Text(f"{done}/{about}{int(task.total):,}", justify="right")
+
+    class Rate(ProgressColumn):
+        """Pages or chunks a second, lately."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            if speed is None:
+                return Text("", justify="right")
+            number = f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}"
+            return Text(f"{number}/s", style="cyan", justify="right")
+
+    class Left(ProgressColumn):
+        """The time left, as far as it can be told."""
+
+        def render(self, task: Task) -> Text:
+            left = task.time_remaining
+            if task.finished:
+                return Text("done", style="green")
+            return Text("" if left is None else f"{duration(left)} left")
+
+    return RichProgress(
+        SpinnerColumn(finished_text=" "),
+        "{task.description:<6}",
+        BarColumn(bar_width=None),
+        Amount(),
+        Rate(),
+        Left(),
+        expand=True,
+    )
+
+
+def duration(seconds: float) -> str:
+    """`4.1 s`, `2 min 05 s`, `1 h 04 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
