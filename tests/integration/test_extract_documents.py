@@ -14,7 +14,10 @@ import pytest
 
 from planroom.errors import DocumentFailed
 from planroom.extract import ExtractLimits, PageReader
+from planroom.extract.child import Document
 from planroom.extract.fallback import FallbackDocument
+from planroom.extract.pdfium import PdfiumDocument, PdfiumError, Reading
+from planroom.extract.sheet import Heading
 from planroom.model import Page, PageStatus
 from support.pdf import (
     ARCH_D,
@@ -175,6 +178,26 @@ def test_a_page_that_neither_parser_can_read_says_what_both_said(tmp_path: Path)
     assert pages[1].detail is not None
     assert "PDFium" in pages[1].detail
     assert "pypdf" in pages[1].detail
+
+
+def test_a_page_on_which_pdfium_reports_an_error_is_read_by_pypdf_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = three_pages(tmp_path)
+    read_by_pdfium = PdfiumDocument.read
+
+    def failing(self: PdfiumDocument, index: int, heading: Heading) -> Reading:
+        if index == 1:
+            raise PdfiumError("the page's text cannot be loaded")
+        return read_by_pdfium(self, index, heading)
+
+    monkeypatch.setattr(PdfiumDocument, "read", failing)
+    document = Document(path, 25)
+    readings = [document.read(index, document.heading(index)) for index in range(3)]
+    document.close()
+
+    assert [parser for parser, _ in readings] == ["pdfium", "pypdf", "pdfium"]
+    assert [reading.text.strip() for _, reading in readings] == ["SHEET 0", "SHEET 1", "SHEET 2"]
 
 
 @pytest.mark.parametrize("rotate", [0, 90, 180, 270])

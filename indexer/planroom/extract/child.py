@@ -135,6 +135,13 @@ class Document:
         except PdfiumError as error:
             return "pypdf", self._read_fallback(index, f"PDFium: {error}; ")
 
+    def close(self) -> None:
+        """Close it in both parsers."""
+        self._fallback.close()
+        if self._pdfium is not None:
+            self._pdfium.close()
+            self._pdfium = None
+
     def _read_fallback(self, index: int, said: str) -> Reading:
         try:
             # A parser that counts other pages would read another page.

@@ -47,8 +47,7 @@ _BOOKMARKS_MAX = 100_000
 _BOOKMARK_DEPTH_MAX = 30
 _CHARACTERS_SAMPLED = 60
 _CANDIDATES_MAX = 500
-_TITLE_LINES_MAX = 100
-_OCCURRENCES_MAX = 20
+_TITLE_LINES_MAX = 200
 
 # Where title blocks are, in fractions of the page as displayed (left, top, right, bottom): the
 # strip along the right edge, and what is left of it in the lower right corner.
@@ -325,23 +324,21 @@ class _PageReading:
         """The lines near the sheet number that a title is chosen from, in the parser's order."""
         box = (max(0.0, number.x - 0.2), max(0.0, number.y - 0.35), 1.0, 1.0)
         near = self._bounded(text, box)
-        lines = dict.fromkeys(line.strip() for line in text.split("\n"))
-        lines = [line for line in lines if is_title_block_line(line) and line in near]
-        found = (self._line(text, line, box) for line in lines[:_TITLE_LINES_MAX])
-        return [line for line in found if line is not None]
-
-    def _line(self, text: str, line: str, box: tuple[float, float, float, float]) -> Line | None:
-        """Where `line` is printed within `box`: the same words may stand elsewhere too."""
-        start = -1
-        for _ in range(_OCCURRENCES_MAX):
-            start = text.find(line, start + 1)
-            if start < 0:
-                return None
-            character = self._character(start)
-            place = self._character_place(character)
-            if place is not None and _contains(box, *place):
-                return Line(line, self._size(character), *place)
-        return None
+        found: list[Line] = []
+        looked_at = start = 0
+        for line in text.split("\n"):
+            clean = line.strip()
+            # The cheapest question first: there are hundreds of lines, and PDFium's answer where
+            # each of them stands would take longer than the page's text.
+            wanted = len(clean) > 2 and clean in near and is_title_block_line(clean)
+            if wanted and looked_at < _TITLE_LINES_MAX:
+                looked_at += 1
+                character = self._character(start + line.index(clean))
+                place = self._character_place(character)
+                if place is not None and _contains(box, *place):
+                    found.append(Line(clean, self._size(character), *place))
+            start += len(line) + 1
+        return found
 
     def _bounded(self, text: str, region: tuple[float, float, float, float]) -> str:
         left, bottom, right, top = self._place.on_page(region)
