@@ -6,9 +6,12 @@ settings that notice a dead network from both ends within 40 seconds, a third of
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -18,12 +21,13 @@ from leasequeue.backoff import RECONNECT_SECONDS_MAX
 from leasequeue.migrate import apply_migrations, engine_migrations
 from leasequeue.poll import Stage
 from leasequeue.stages import Handler, engine_stages
-from leasequeue.worker import Worker
+from leasequeue.worker import GRACE_SECONDS, POLL_SECONDS, Worker
 
 Connection = psycopg.Connection[Any]
 
 POOL_SIZE_MAX = 4
 POOL_WAIT_SECONDS = 5.0
+CHECK_SECONDS = 1.0
 
 _DEFAULTS: Mapping[str, Any] = {
     "application_name": "leasequeue",
@@ -52,6 +56,8 @@ def serve(
     *,
     lease_seconds: float = 120.0,
     retention_days: int = 90,
+    grace_seconds: float = GRACE_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
     more_stages: Sequence[Stage] = (),
     once: bool = False,
     idle: Callable[[], bool] | None = None,
@@ -69,11 +75,18 @@ def serve(
         timeout=POOL_WAIT_SECONDS,
         # Give up soon, to begin afresh with the next who asks: its own waits grow to minutes.
         reconnect_timeout=RECONNECT_SECONDS_MAX,
-        check=ConnectionPool.check_connection,
+        check=_check_after_a_pause,
         open=False,
     )
     with pool:
-        worker = Worker(partial(connect, conninfo), pool.connection)
+        worker = Worker(
+            partial(connect, conninfo),
+            pool.connection,
+            poll_seconds=poll_seconds,
+            grace_seconds=grace_seconds,
+            # A fail-over may leave sessions on what is a standby now: alive, and of no use.
+            after_outage=pool.drain,
+        )
         worker.stages = [
             *engine_stages(
                 worker,
@@ -86,6 +99,20 @@ def serve(
         ]
         with worker.signals():
             worker.run(once=once, idle=idle)
+
+
+_checked_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+
+
+def _check_after_a_pause(conn: Connection) -> None:
+    """Ask a connection whether it still works, unless it answered within the last second.
+
+    So the stages of one poll, which each borrow one, ask once.
+    """
+    now = time.monotonic()
+    if now - _checked_at.get(conn, -math.inf) > CHECK_SECONDS:
+        ConnectionPool.check_connection(conn)
+        _checked_at[conn] = now
 
 
 def _with_defaults(conninfo: str) -> str:

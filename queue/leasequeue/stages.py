@@ -86,37 +86,38 @@ def engine_stages(
 
     def schedule() -> int:
         with lend() as conn:
-            return runs.enqueue_due(conn, SCHEDULED_PER_POLL)
+            return runs.enqueue_due(conn, SCHEDULED_PER_POLL, now=worker.clock())
 
     def promote() -> int:
         with lend() as conn:
-            return runs.promote(conn, PROMOTED_PER_POLL)
+            return runs.promote(conn, PROMOTED_PER_POLL, now=worker.clock())
 
     def run_one() -> int:
         with lend() as conn:
-            claimed = runs.claim(conn, worker.name, lease_seconds, kinds)
+            claimed = runs.claim(conn, worker.name, lease_seconds, kinds, now=worker.clock())
         if isinstance(claimed, Lease):
-            worker.perform(claimed, lambda abort: _handle(claimed, abort, handlers, lend))
+            worker.perform(claimed, lambda abort: _handle(worker, claimed, abort, handlers, lend))
         return 0 if claimed is None else 1
 
     return [
         Stage("schedule", schedule),
         Stage("promote", promote),
         Stage("run", run_one),
-        Stage("retain", _retain(lend, retention_days)),
+        Stage("retain", _retain(worker, lend, retention_days)),
     ]
 
 
-def _retain(lend: Lend, days: int) -> Callable[[], int]:
+def _retain(worker: Worker, lend: Lend, days: int) -> Callable[[], int]:
     """One batch a poll while batches are full, else a look an hour: jobs come in between."""
     more = False
 
     def retain() -> int:
         nonlocal more
         with lend() as conn:
-            if not more and not due(conn, "remove_old_runs", RETENTION_EVERY):
+            now = worker.clock()
+            if not more and not due(conn, "remove_old_runs", RETENTION_EVERY, now=now):
                 return 0
-            removed = runs.remove_old_runs(conn, days, REMOVED_PER_POLL)
+            removed = runs.remove_old_runs(conn, days, REMOVED_PER_POLL, now=now)
             more = removed == REMOVED_PER_POLL
             return removed
 
@@ -141,7 +142,7 @@ def seldom(run: Callable[[], int], every: timedelta) -> Callable[[], int]:
 
 
 def _handle(
-    claimed: Lease, abort: AbortSignal, handlers: Mapping[str, Handler], lend: Lend
+    worker: Worker, claimed: Lease, abort: AbortSignal, handlers: Mapping[str, Handler], lend: Lend
 ) -> Done | Settled | Partial:
     row = claimed.row
     partial = handlers[row["kind"]](
@@ -159,11 +160,11 @@ def _handle(
     )
     if partial is not None:
         return partial
-    return _finish_purge(claimed, lend) if row["kind"] == runs.PURGE else Done()
+    return _finish_purge(worker, claimed, lend) if row["kind"] == runs.PURGE else Done()
 
 
-def _finish_purge(claimed: Lease, lend: Lend) -> Settled:
+def _finish_purge(worker: Worker, claimed: Lease, lend: Lend) -> Settled:
     """The purge and the state of its connection end together; connection first, then the run."""
     with lend() as conn, conn.transaction():
         mark_purged(conn, claimed.row["workspace_id"], claimed.row["connection_id"])
-        return Settled(leases.seal(conn, claimed, "succeeded"))
+        return Settled(leases.seal(conn, claimed, "succeeded", now=worker.clock()))

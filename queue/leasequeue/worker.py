@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from types import FrameType
 from typing import Any
 
@@ -48,8 +49,9 @@ class Worker:
     """Polls its stages until it is told to stop.
 
     `connect` opens a connection in autocommit mode for the keeper; `connection` lends one from
-    the worker's pool. Stages are given by `stages`, which receives the worker: a stage that works
-    on jobs calls `perform`.
+    the worker's pool. `stages` is set afterwards: a stage that works on jobs calls `perform`.
+    `after_outage` is called after a poll that failed, before the next. `clock` is for tests alone:
+    while it answers None the database's own now() counts (rule L3).
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Worker:
         poll_seconds: float = POLL_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
         after_outage: Callable[[], None] = lambda: None,
+        clock: Callable[[], datetime | None] = lambda: None,
     ) -> None:
         self.name = name or workers.worker_id()
         self.stages: Sequence[Stage] = ()
@@ -70,6 +73,7 @@ class Worker:
         self._poll_seconds = poll_seconds
         self._grace_seconds = grace_seconds
         self._after_outage = after_outage
+        self.clock = clock
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._left = threading.Event()
@@ -191,7 +195,7 @@ class Worker:
         while True:
             try:
                 with self._connection() as conn:
-                    return settle(conn, lease, ending)
+                    return settle(conn, lease, ending, now=self.clock())
             except Exception as error:
                 # Lending a connection may fail in the lender's own way, and say so.
                 if not is_outage(error) and not is_outage(error.__cause__):
