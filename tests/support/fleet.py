@@ -179,12 +179,18 @@ class Fleet:
         """Where the readers write the index of each page that they gave."""
         return self.folder / "pages.log"
 
-    def run(self, *arguments: str, crash_at: str | None = None, **settings: Any) -> Process:
-        """Start `support.worker_process` with these arguments."""
+    def run(
+        self,
+        *arguments: str,
+        crash_at: str | None = None,
+        module: str = "support.worker_process",
+        **settings: Any,
+    ) -> Process:
+        """Start one of the processes of the tests with these arguments."""
         env = self.environment(**settings)
         if crash_at is not None:
             env["LEASEQUEUE_CRASH_AT"] = crash_at
-        command = [sys.executable, "-m", "support.worker_process", *arguments]
+        command = [sys.executable, "-m", module, *arguments]
         log = self.folder / f"process-{len(self.processes)}.log"
         process = Process(command, env, log)
         self.processes.append(process)
@@ -229,6 +235,11 @@ class Fleet:
         pid = "" if process is None else f":{process.pid}:"
         with self.connect() as conn:
             return conn.execute(_EXPIRE, {"pid": pid}).rowcount
+
+    def hurry(self) -> int:
+        """Let what waits for its time be due now."""
+        with self.connect() as conn:
+            return conn.execute(_HURRY).rowcount
 
     def terminate_backends(self, process: Process | None = None) -> int:
         """End the server's side of the connections of all workers, or of those in a transaction."""
@@ -284,6 +295,7 @@ _EXPIRE = """
        set lease_expires_at = now() - interval '1 second'
      where status = 'running' and strpos(lease_owner, %(pid)s) > 0
 """
+_HURRY = "update file_ingestions set queued_at = now() where status = 'queued'"
 _TERMINATE = """
     select pg_terminate_backend(pid)
       from pg_stat_activity
