@@ -149,6 +149,17 @@ def test_a_page_that_crashes_the_parser_fails_and_the_rest_is_read(
     assert signal_number.name in str(pages[1].detail)
 
 
+def test_a_child_that_hangs_without_computing_fails_its_page_by_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planroom.extract.reader._WALL_FACTOR", 0.02)
+    with reading_the_second_page(between(tmp_path, slow(8_000_000))) as (child, pages):
+        child.suspend()
+
+    assert only_the_second_failed(pages, PageReason.TIMEOUT)
+    assert "by the clock" in str(pages[1].detail)
+
+
 def test_an_abort_in_silence_is_taken_for_memory(tmp_path: Path) -> None:
     # PDFium aborts without a word when it is refused memory, and only then.
     with reading_the_second_page(between(tmp_path, slow(8_000_000))) as (child, pages):
@@ -194,7 +205,7 @@ def test_ctrl_c_and_an_orderly_stop_do_not_reach_the_child(tmp_path: Path) -> No
 
 def test_the_child_reads_no_further_than_ahead_of_what_is_committed(tmp_path: Path) -> None:
     path = write_pdf(tmp_path / "ten.pdf", [PdfPage(text(f"P{i}", 9, 9)) for i in range(10)])
-    options = {
+    options: dict[str, object] = {
         "first": 2,
         "committed": 2,
         "ahead": 3,
@@ -205,8 +216,11 @@ def test_the_child_reads_no_further_than_ahead_of_what_is_committed(tmp_path: Pa
         "reopen_pages": 25,
         "pages_max": 100,
     }
+    listened, lifeline = os.pipe()
+    options["lifeline"] = listened
     with subprocess.Popen(
         [sys.executable, "-m", "planroom.extract.child", path, json.dumps(options)],
+        pass_fds=(listened,),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -233,6 +247,8 @@ def test_the_child_reads_no_further_than_ahead_of_what_is_committed(tmp_path: Pa
         assert begun == [2, 3, 4, 5, 6]
         child.stdin.close()
         assert child.wait(PATIENCE_SECONDS) == 0
+    os.close(listened)
+    os.close(lifeline)
 
 
 def test_next_waits_for_a_commit_and_close_ends_the_wait(tmp_path: Path) -> None:

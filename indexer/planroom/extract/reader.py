@@ -39,6 +39,8 @@ EXTRACTOR_VERSION = 1
 
 _ABORT_SECONDS = 0.1
 _WALL_FACTOR = 4
+_START_SECONDS = 30.0
+"""By the clock, for a busy machine to start the child before it opens anything."""
 _STARTS_MAX = 3
 """Children in a row that may be lost from outside without a page read between them."""
 _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
@@ -210,7 +212,7 @@ class PageReader:
         """How long the child may take over what it is doing; None while it may wait for us."""
         child = self._child
         if child is not None and not child.opened:
-            return _WALL_FACTOR * self._limits.open_seconds
+            return _START_SECONDS + _WALL_FACTOR * self._limits.open_seconds
         if self._begun is not None:
             # A page may begin with opening the document again.
             return _WALL_FACTOR * (self._limits.page_seconds + self._limits.open_seconds)
@@ -307,14 +309,17 @@ class _Child:
         self._overdue: float | None = None
         self._garbled = False
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        # Nothing is written to it; it ends when this process does, however that happens.
+        listened, self._lifeline = os.pipe()
         command = [sys.executable, "-P", "-m", "planroom.extract.child"]
         try:
             self._process = subprocess.Popen(
-                [*command, os.fspath(path), json.dumps(options)],
+                [*command, os.fspath(path), json.dumps(options | {"lifeline": listened})],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 bufsize=0,
+                pass_fds=(listened,),
                 cwd="/",
                 env=_environment(),
                 # Ctrl-C in the terminal goes to a group that the child is not in.
@@ -322,7 +327,10 @@ class _Child:
             )
         except BaseException:
             self._errors.close()
+            os.close(self._lifeline)
             raise
+        finally:
+            os.close(listened)
 
     def begin(self) -> None:
         """A page begins: its time by the clock runs from here."""
@@ -372,6 +380,7 @@ class _Child:
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             assert stream is not None
             stream.close()
+        os.close(self._lifeline)
 
     def ending(self) -> _Ending:
         """Why it ended, once its output has ended."""
