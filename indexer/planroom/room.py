@@ -22,8 +22,9 @@ from leasequeue import Pause, Worker, ensure_workspace
 from planroom import files, ingestions, intake, status
 from planroom.blobs import BlobStore
 from planroom.config import Settings
+from planroom.connectors import open_connector
 from planroom.database import Database
-from planroom.errors import NotFound
+from planroom.errors import NotFound, PlanroomError
 from planroom.ingest import current_fingerprint
 from planroom.intake import Taken
 from planroom.model import Fingerprint
@@ -301,6 +302,59 @@ class PlanRoom:
         """Take a file away: not searchable from now on; its rows and bytes go a little later."""
         with self.database.connection() as conn:
             return files.remove_file(conn, self.workspace_id, self._find(conn, file, project))
+
+    # -- sources ---------------------------------------------------------------------------------
+
+    def connect(
+        self, provider: str, path: Path | str, *, name: str, every_seconds: int | None = None
+    ) -> int:
+        """Keep a folder indexed in this project; returns the connection's id.
+
+        Raises PlanroomError for an unknown provider, and while a purge of the name is under way.
+        """
+        config = {"path": str(Path(path).resolve()), "project": self.settings.project}
+        open_connector(provider, config)
+        with self.database.connection() as conn:
+            added = leasequeue.add_connection(
+                conn, self.workspace_id, name, provider, config, interval_seconds=every_seconds
+            )
+        if added is None:
+            raise PlanroomError(
+                f"{name} is being purged.", code="purging", hint="Try again when that is done."
+            )
+        return added
+
+    def connections(self) -> list[Row]:
+        """The workspace's sources, by name."""
+        with self.database.connection() as conn:
+            return leasequeue.list_connections(conn, self.workspace_id)
+
+    def _connection(self, name: str) -> int:
+        for row in self.connections():
+            if row["name"] == name:
+                return row["id"]
+        raise NotFound(f"There is no connection {name!r}.", hint="planroom connections lists them.")
+
+    def sync(self, name: str) -> int:
+        """Ask for a sync of a source: the run's id, or that of the one under way."""
+        with self.database.connection() as conn:
+            run_id = leasequeue.enqueue(conn, self.workspace_id, self._connection(name))
+        if run_id is None:
+            raise PlanroomError(
+                f"{name} is not connected any more.",
+                code="disconnected",
+                hint="planroom connect connects it again.",
+            )
+        return run_id
+
+    def disconnect(self, name: str, *, purge: bool = False) -> int | None:
+        """Stop syncing a source. With `purge` all it brought is removed: the id of that run."""
+        connection_id = self._connection(name)
+        with self.database.connection() as conn:
+            if purge:
+                return leasequeue.request_purge(conn, self.workspace_id, connection_id)
+            leasequeue.disconnect(conn, self.workspace_id, connection_id)
+            return None
 
     # -- the fleet -------------------------------------------------------------------------------
 

@@ -95,7 +95,8 @@ def sync(
             counts.deleted += files.remove_file(conn, run.workspace_id, file_id)
         _record(conn, run, counts)
     if counts.failed:
-        return Partial(f"{counts.failed} files were refused; the first: {counts.first_error}")
+        were = "1 file was" if counts.failed == 1 else f"{counts.failed} files were"
+        return Partial(f"{were} refused; the first: {counts.first_error}", code="files_refused")
     return None
 
 
@@ -124,7 +125,7 @@ def _take(
         )
     except InputRefused as error:
         counts.failed += 1
-        counts.first_error = counts.first_error or f"{found.name}: {error}"
+        counts.first_error = counts.first_error or str(error)
         return
     parameters = {
         "stamp": found.stamp,

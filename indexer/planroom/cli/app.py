@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
-from planroom.cli import documents, fleet, indexing, searching, showing, upkeep
+from planroom.cli import documents, fleet, indexing, searching, showing, sources, upkeep
 from planroom.cli.failure import EXIT_INTERRUPTED, Terminated, explain, wants_traceback
 from planroom.cli.option import examples
 from planroom.cli.output import Output, prepare_streams
 
-_GROUPS = (indexing, searching, showing, documents, fleet, upkeep)
+_GROUPS = (indexing, searching, showing, documents, sources, fleet, upkeep)
 
 app = typer.Typer(
     name="planroom",
