@@ -22,7 +22,7 @@ from planroom.errors import DocumentFailed
 from planroom.extract import ExtractionAborted, ExtractLimits, PageReader
 from planroom.extract.frame import FrameBuffer
 from planroom.model import Page, PageReason, PageStatus
-from support.pdf import ARCH_D, PdfPage, bomb, drawing, slow, text, write_pdf
+from support.pdf import ARCH_D, PdfPage, bomb, break_xref, drawing, slow, text, write_pdf
 
 MIB = 1024 * 1024
 PATIENCE_SECONDS = 30.0
@@ -104,15 +104,28 @@ def test_d1_a_slow_page_within_its_time_is_read(tmp_path: Path) -> None:
 
 
 def test_a_document_that_cannot_be_opened_within_its_time_is_unreadable(tmp_path: Path) -> None:
-    path = write_pdf(tmp_path / "x.pdf", [PdfPage(text("X", 9, 9))])
+    # Without a cross-reference, opening means looking for every object there is.
+    objects = [b"<< /A 1 >>"] * 200_000
+    path = write_pdf(tmp_path / "long.pdf", [PdfPage()], objects=objects)
+    break_xref(path)
 
     with (
         pytest.raises(DocumentFailed) as failed,
-        PageReader(path, limits=ExtractLimits(open_seconds=0.001)),
+        PageReader(path, limits=ExtractLimits(open_seconds=0.02)),
     ):
         pytest.fail("it opened")
     assert failed.value.code == "unreadable"
     assert "processor time" in str(failed.value)
+
+
+def test_a_broken_installation_is_not_blamed_on_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_pdf(tmp_path / "x.pdf", [PdfPage(text("X", 9, 9))])
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    with pytest.raises(RuntimeError, match="does not work"), PageReader(path):
+        pytest.fail("it opened")
 
 
 @contextlib.contextmanager

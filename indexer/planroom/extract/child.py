@@ -12,6 +12,7 @@ are committed, one a line, and a third pipe nothing at all: its end means that t
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -285,6 +286,9 @@ def _read_page(document: Document, index: int, heading: Heading) -> dict[str, An
 
 def _confine(memory_bytes: int) -> None:
     """Limits and signals, before anything of the file is touched."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY:
+        memory_bytes = min(memory_bytes, most)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     # A bomb leaves no core dump, and a chatty parser no large log.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -293,10 +297,10 @@ def _confine(memory_bytes: int) -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    # If the machine runs out of memory, this process goes before the worker.
-    score = Path("/proc/self/oom_score_adj")
-    if score.exists():
-        score.write_text("500")
+    # If the machine runs out of memory, this process goes before the worker; where the file is
+    # missing or locked, which of them goes is the kernel's choice as ever.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def main(path: Path, options: dict[str, Any]) -> int:

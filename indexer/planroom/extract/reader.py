@@ -88,7 +88,8 @@ class PageReader:
     waits until another thread commits. `next`, `committed` and `close` may be called from
     different threads; `close`, and `abort` returning True, make a waiting `next` raise
     `ExtractionAborted`. Entering raises OSError when the file cannot be read, and
-    `planroom.errors.DocumentFailed` (`password_required`, `unreadable`, `too_many_pages`).
+    `planroom.errors.DocumentFailed` (`password_required`, `unreadable`, `too_many_pages`);
+    RuntimeError when the child itself does not work, so that no document is blamed for it.
     """
 
     page_count: int
@@ -253,6 +254,8 @@ class PageReader:
             self._lost += 1
             if self._lost < _STARTS_MAX:
                 return None
+        if not opened and child.broken:
+            raise RuntimeError(f"the process that reads PDFs does not work: {ending.detail}")
         if not opened:
             raise self._document_failed("unreadable", ending.detail)
         fields = begun if begun is not None else {}
@@ -372,6 +375,12 @@ class _Child:
         """End the process at once; it holds nothing that is worth an orderly end."""
         if self._process.returncode is None:
             self._process.kill()
+
+    @property
+    def broken(self) -> bool:
+        """Whether it ended by an error of ours or of the installation, which no file can cause."""
+        status = self._process.returncode
+        return status is not None and status > 0 and status != EXIT_MEMORY
 
     def close(self) -> None:
         """End the process and give its streams back."""
