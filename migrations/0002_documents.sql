@@ -45,7 +45,7 @@ create table files (
 
 create unique index files_one_name on files (project_id, name) where status = 'ready';
 create index files_unqueued on files (id) where status = 'ready' and queued_version < version;
-create index files_by_content on files (workspace_id, sha256);
+create index files_by_content on files (sha256) where status = 'ready';
 create index files_by_connection on files (connection_id) where connection_id is not null;
 create index files_removed on files (removed_at) where status = 'removed';
 
@@ -85,7 +85,9 @@ create table file_ingestions (
     planned_units integer not null default 0 check (planned_units >= 0),
     total_units integer check (total_units >= 0),
     processed_units integer not null default 0 check (processed_units >= 0),
-    -- Set when the rows of a version that nobody reads any more have been removed.
+    -- Since when no search and no retry can want its pages and chunks: a later version was
+    -- published, or the file was removed. And when they had all been deleted.
+    unread_at timestamptz,
     swept_at timestamptz,
     foreign key (project_id, workspace_id) references projects (id, workspace_id),
     foreign key (file_id, workspace_id) references files (id, workspace_id),
@@ -112,20 +114,26 @@ create table file_ingestions (
         status <> 'ready'
         or (total_units is not null and total_units > 0 and processed_units = total_units)
     ),
-    constraint only_terminal_is_swept check (swept_at is null or finished_at is not null)
-);
+    constraint only_the_unread_is_swept
+        check (swept_at is null or (unread_at is not null and finished_at is not null))
+) with (fillfactor = 80);  -- Room for a checkpoint's new version beside the old.
 
 -- L11: one active ingestion a file.
 create unique index file_ingestions_one_active
     on file_ingestions (file_id) where status in ('queued', 'running');
+-- Without lease_expires_at, or every checkpoint and renewal would write to all the indexes.
 create index file_ingestions_claim
-    on file_ingestions (queued_at, id, lease_expires_at) where status in ('queued', 'running');
+    on file_ingestions (queued_at, id) where status in ('queued', 'running');
 create index file_ingestions_history on file_ingestions (file_id, id);
 create index file_ingestions_unswept
-    on file_ingestions (finished_at) where finished_at is not null and swept_at is null;
+    on file_ingestions (unread_at) where unread_at is not null and swept_at is null;
+-- Whether a blob is still wanted.
+create index file_ingestions_by_content on file_ingestions (sha256);
 
 alter table files
     add foreign key (published_ingestion_id) references file_ingestions (id);
+create index files_by_published on files (published_ingestion_id)
+    where published_ingestion_id is not null;
 
 create table ingestion_attempts (
     ingestion_id bigint not null references file_ingestions on delete cascade,
@@ -179,6 +187,10 @@ create table pages (
     height double precision not null,
     rotation integer not null check (rotation in (0, 90, 180, 270)),
     chunk_count integer not null check (chunk_count >= 0),
+    -- A scan has no text of its own and is found by what its sheet is called.
+    title_search tsvector not null generated always as (
+        to_tsvector('english', coalesce(sheet_title, '') || ' ' || coalesce(bookmark, ''))
+    ) stored,
     primary key (ingestion_id, page_index),
     constraint failed_says_why check ((status = 'failed') = (reason is not null)),
     constraint only_text_has_text
@@ -188,6 +200,7 @@ create table pages (
 );
 
 create index pages_by_sheet on pages (workspace_id, sheet_key) where sheet_key is not null;
+create index pages_by_title on pages using gin (title_search);
 
 create table embedders (
     id integer generated always as identity primary key,
@@ -212,3 +225,12 @@ create table chunks (
 create index chunks_search on chunks using gin (search);
 -- Where an embedding can be used again: the same text, the same embedder, the same workspace.
 create index chunks_by_text on chunks (workspace_id, embedder_id, text_hash);
+
+-- One row: which database this is. A folder of blobs remembers the databases that use it, and is
+-- tidied only by the one that has it to itself (planroom.orphans).
+create table installation (
+    id boolean primary key default true check (id),
+    uuid uuid not null default gen_random_uuid()
+);
+
+insert into installation default values;

@@ -1,7 +1,7 @@
 -- The kill ledger: what each attempt did, what of it was done before, and what its end cost.
 --
--- `…_again` compares where an attempt began with how far the attempts before it had gone without
--- committing. It is an upper bound: an attempt notes ahead how far it may go (…_begun), since one
+-- `…_again` is what the last attempt that had begun left uncommitted, and this one therefore does
+-- once more. It is an upper bound: an attempt notes ahead how far it may go (…_begun), since one
 -- that is killed cannot say how far it went.
 
 create view ingestion_ledger as
@@ -19,11 +19,11 @@ select attempt.ingestion_id,
        attempt.retry_at,
        attempt.first_page,
        attempt.pages_read,
-       greatest(0, coalesce(before.pages_begun, 0) - attempt.first_page) as pages_read_again,
+       coalesce(before.pages_wasted, 0) as pages_read_again,
        attempt.first_unit,
        attempt.units_embedded,
        attempt.units_reused,
-       greatest(0, coalesce(before.units_begun, 0) - attempt.first_unit) as units_embedded_again,
+       coalesce(before.units_wasted, 0) as units_embedded_again,
        case when attempt.outcome in ('expired', 'released', 'retried') then
            greatest(0, extract(epoch from
                attempt.seen_at - coalesce(attempt.committed_at, attempt.started_at)))
@@ -32,11 +32,17 @@ select attempt.ingestion_id,
   from ingestion_attempts as attempt
   join file_ingestions as job on job.id = attempt.ingestion_id
   left join lateral (
-      select max(earlier.pages_begun) as pages_begun, max(earlier.units_begun) as units_begun
+      select greatest(0, earlier.pages_begun - earlier.first_page - earlier.pages_read)
+                 as pages_wasted,
+             greatest(0, earlier.units_begun - earlier.first_unit
+                 - earlier.units_embedded - earlier.units_reused) as units_wasted
         from ingestion_attempts as earlier
        where earlier.ingestion_id = attempt.ingestion_id
          and earlier.attempt < attempt.attempt
-         and earlier.outcome = 'expired'
+         and earlier.committed_at is not null
+         and attempt.committed_at is not null
+       order by earlier.attempt desc
+       limit 1
   ) as before on true;
 
 -- Files as people ask for them: what is searchable, and what is being done about the rest.
@@ -46,6 +52,8 @@ select files.id,
        projects.name as project,
        files.name,
        files.version,
+       -- The newest bytes wait for the ingestion in front of them to end.
+       files.queued_version < files.version as waits_for_its_turn,
        files.size_bytes,
        files.published_ingestion_id,
        published.version as published_version,

@@ -16,7 +16,7 @@ from psycopg.rows import class_row, dict_row
 from leasequeue import request_cancel
 from planroom.blobs import Blob
 from planroom.errors import NotFound, PlanroomError
-from planroom.ingestions import INGESTIONS
+from planroom.ingestions import INGESTIONS, retire
 
 Connection = psycopg.Connection[Any]
 
@@ -53,6 +53,19 @@ def lock_file(conn: Connection, workspace_id: int, file_id: int) -> File:
     if file is None:
         raise NotFound(f"There is no file {file_id} in this workspace.")
     return file
+
+
+_PROJECT_OF = """
+    select project_id from files where id = %(id)s and workspace_id = %(workspace_id)s
+"""
+
+
+def find_project_of(conn: Connection, workspace_id: int, file_id: int) -> int:
+    """The project a file is in at this moment. Raises NotFound."""
+    row = conn.execute(_PROJECT_OF, {"id": file_id, "workspace_id": workspace_id}).fetchone()
+    if row is None:
+        raise NotFound(f"There is no file {file_id} in this workspace.")
+    return cast(int, row[0])
 
 
 # The conflict's update is the lock: of two intakes of one name the second waits here and then
@@ -139,7 +152,7 @@ _ACTIVE = """
 """
 
 
-def cancel_ingestions(
+def end_ingestions(
     conn: Connection,
     workspace_id: int,
     file_id: int,
@@ -147,10 +160,37 @@ def cancel_ingestions(
     reason: str | None = None,
     now: datetime | None = None,
 ) -> dict[int, str]:
-    """Cancel what is queued or running for a file: {ingestion id: its status now}."""
+    """End what is queued or running for a file, which the caller has locked: {id: status now}."""
     rows = conn.execute(_ACTIVE, {"id": file_id, "workspace_id": workspace_id}).fetchall()
     ids = [cast(int, row[0]) for row in rows]
     return request_cancel(conn, INGESTIONS, workspace_id, ids, reason=reason, now=now)
+
+
+_LET_GO = "update files set queued_version = version where id = %(id)s"
+
+
+def cancel_ingestions(
+    conn: Connection, workspace_id: int, file_id: int, *, now: datetime | None = None
+) -> dict[int, str]:
+    """Cancel what is queued or running for a file: {ingestion id: its status now}.
+
+    So is what waits for its turn behind that. Raises NotFound.
+    """
+    with conn.transaction():
+        lock_file(conn, workspace_id, file_id)
+        conn.execute(_LET_GO, {"id": file_id})
+        return end_ingestions(conn, workspace_id, file_id, now=now)
+
+
+_WAIT_FOR_TURN = "update files set queued_version = 0 where id = %(id)s"
+
+
+def wait_for_turn(conn: Connection, file_id: int) -> None:
+    """Have a locked file queued when the ingestion that is about to end has ended.
+
+    `ingestions.enqueue_unqueued` does so.
+    """
+    conn.execute(_WAIT_FOR_TURN, {"id": file_id})
 
 
 _REMOVE = """
@@ -173,26 +213,62 @@ def remove_file(
     with conn.transaction():
         if lock_file(conn, workspace_id, file_id).status == "removed":
             return False
-        cancel_ingestions(conn, workspace_id, file_id, reason="file_removed", now=now)
+        end_ingestions(conn, workspace_id, file_id, reason="file_removed", now=now)
         conn.execute(_REMOVE, parameters)
+        retire(conn, file_id, now=now)
         return True
 
 
+# What is published there was made by the old project's settings; where the new one's differ, and
+# no ingestion is under way that will find that out at its finish, it is queued to be made again.
 _MOVE = """
-    update files set project_id = %(project_id)s, updated_at = now() where id = %(id)s
+    update files
+       set project_id = target.id,
+           updated_at = now(),
+           queued_version = case
+               when target.settings = origin.settings
+                   or files.published_ingestion_id is null
+                   or exists (
+                       select 1 from file_ingestions as active
+                        where active.file_id = files.id
+                          and active.status in ('queued', 'running')
+                   )
+               then files.queued_version
+               else 0
+           end
+      from projects as target, projects as origin
+     where files.id = %(id)s
+       and files.status = 'ready'
+       and target.id = %(project_id)s
+       and target.workspace_id = files.workspace_id
+       and origin.id = files.project_id
 """
 
 
 def move_file(conn: Connection, workspace_id: int, file_id: int, project_id: int) -> None:
-    """Put a file into another project of its workspace; an ingestion under way follows it."""
+    """Put a file into another project of its workspace; an ingestion under way follows it.
+
+    Raises NotFound for a file or project that is not there, and refuses a name that is taken.
+    """
     with conn.transaction():
-        lock_file(conn, workspace_id, file_id)
-        conn.execute(_MOVE, {"id": file_id, "project_id": project_id})
+        file = lock_file(conn, workspace_id, file_id)
+        try:
+            moved = conn.execute(_MOVE, {"id": file_id, "project_id": project_id}).rowcount
+        except psycopg.errors.UniqueViolation as error:
+            raise PlanroomError(
+                f"There is a file {file.name!r} in that project already.", code="name_taken"
+            ) from error
+        if not moved:
+            raise NotFound(f"{file.name!r} was removed, or there is no such project here.")
 
 
 _PUBLISH = "update files set published_ingestion_id = %(ingestion_id)s where id = %(id)s"
 
 
 def publish(conn: Connection, file: File, ingestion_id: int) -> None:
-    """Let searchers see this ingestion and no longer the one before; the file is locked."""
+    """Let searchers see this ingestion and no longer the one before; the file is locked.
+
+    The rows of the one before, and of unfinished ones before this, may go from now on.
+    """
     conn.execute(_PUBLISH, {"id": file.id, "ingestion_id": ingestion_id})
+    retire(conn, file.id, except_id=ingestion_id)

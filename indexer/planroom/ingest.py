@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,16 +39,17 @@ from leasequeue import (
     release,
     renew,
     seal,
+    sentence,
 )
 from planroom import ingestions
 from planroom.blobs import BlobStore
 from planroom.chunk import ChunkParams, chunk_page
 from planroom.chunks import delete_tail, ensure_embedder, find_embedded, write_batch
 from planroom.config import Settings
-from planroom.embed import Embedder
-from planroom.errors import DocumentFailed
+from planroom.embed import Embedder, EmbeddingInvalid
+from planroom.errors import DocumentFailed, PlanroomError
 from planroom.extract import ExtractionAborted, ExtractLimits, PageReader, extractor_identity
-from planroom.files import File, lock_file, publish
+from planroom.files import File, find_project_of, lock_file, publish
 from planroom.fingerprint import Restart, restart_point
 from planroom.model import Fingerprint, Page, PageStatus
 from planroom.pages import insert_pages, iterate_texts, set_chunk_counts
@@ -88,22 +89,33 @@ def ingest(
     `conn` is this job's alone while it runs. Raises what ends the attempt otherwise: LeaseLost,
     Cancelled, ShuttingDown and TimedOut from `abort`, DocumentFailed, Retryable.
     """
-    settings = project_settings(conn, lease.row["workspace_id"], lease.row["project_id"], defaults)
-    embedder = open_embedder(settings)
-    begin(conn, lease, settings, current_fingerprint(settings, embedder), abort)
+    workspace_id, file_id = lease.row["workspace_id"], lease.row["file_id"]
+    project_id = find_project_of(conn, workspace_id, file_id)
+    settings = project_settings(conn, workspace_id, project_id, defaults)
+    embedder = _opened(open_embedder, settings)
+    begin(conn, lease, project_id, settings, current_fingerprint(settings, embedder), abort)
     crash_point("ingest.begun")
     _Ingestion(conn, blobs, settings, embedder, lease, abort).run()
     return finish(conn, lease, defaults, open_embedder)
 
 
+def _opened(open_embedder: OpenEmbedder, settings: Settings) -> Embedder:
+    """The embedder; one that cannot be used here is this worker's trouble, not the document's."""
+    try:
+        return open_embedder(settings)
+    except PlanroomError as error:
+        raise Retryable(str(error), code=error.code, hint=error.hint) from error
+
+
 def begin(
     conn: Connection,
     lease: Lease,
+    project_id: int,
     settings: Settings,
     fingerprint: Fingerprint,
     abort: AbortSignal,
 ) -> None:
-    """Store the fingerprint, and go back as far as a changed one demands (case D23)."""
+    """Store project and fingerprint, and go back as far as a changed one demands (case D23)."""
     row = lease.row
     stored = None
     if row["extractor"] is not None:
@@ -114,6 +126,7 @@ def begin(
         for index, text in iterate_texts(conn, lease.id):
             abort.check()
             counts[index] = len(chunk_page(text, chunk_params(settings)))
+        check_chunks_max(sum(counts.values()), settings)
     with conn.transaction():
         renew(conn, lease)
         if restart is Restart.PAGES:
@@ -123,7 +136,7 @@ def begin(
         if restart is Restart.RECHUNK:
             set_chunk_counts(conn, lease.id, counts)
             ingestions.replan(conn, lease)
-        ingestions.store_fingerprint(conn, lease, fingerprint)
+        ingestions.store_fingerprint(conn, lease, project_id, fingerprint)
         now = ingestions.reload(conn, lease)
         first_page, first_unit = now["processed_pages"], now["processed_units"]
         to_read = (now["page_count"] or first_page + settings.page_group) - first_page
@@ -135,6 +148,17 @@ def begin(
             first_unit=first_unit,
             pages_begun=first_page + min(to_read, settings.page_group),
             units_begun=first_unit + min(to_embed, settings.batch_units),
+        )
+
+
+def check_chunks_max(planned: int, settings: Settings) -> None:
+    """Raise DocumentFailed when a plan of so many chunks is over the cap."""
+    if planned > settings.chunks_max:
+        raise DocumentFailed(
+            f"The document has at least {planned:,} chunks;"
+            f" at most {settings.chunks_max:,} are taken.",
+            code="too_many_chunks",
+            hint="Raise PLANROOM_CHUNKS_MAX.",
         )
 
 
@@ -153,6 +177,10 @@ class _Broke:
     """What a helper thread raised."""
 
     error: BaseException
+
+
+class _Over(Exception):
+    """The job has ended without the thread that raises this, which is to end too."""
 
 
 _Event = _Opened | Page | _Embedded | _Broke
@@ -179,6 +207,7 @@ class _Ingestion:
         self._abort = abort
         self._workspace_id: int = row["workspace_id"]
         self._sha256: bytes = row["sha256"]
+        self._size_bytes: int = row["size_bytes"]
         self._params = chunk_params(settings)
         self._page_count: int | None = row["page_count"]
         self._pages: int = row["processed_pages"]
@@ -195,6 +224,7 @@ class _Ingestion:
         self._group_since = 0.0
         self._batch: _Batch | None = None
         self._reader: PageReader | None = None
+        self._over = threading.Event()
 
     def run(self) -> None:
         """Read and embed until every page and every unit is committed."""
@@ -211,6 +241,7 @@ class _Ingestion:
                 if self._group_is_due():
                     self._commit_pages()
         finally:
+            self._over.set()
             if self._reader is not None:
                 self._reader.close()
 
@@ -231,6 +262,8 @@ class _Ingestion:
             case None:
                 pass
             case _Opened(page_count):
+                if page_count == 0:
+                    raise DocumentFailed("The document has no pages.", code="unreadable")
                 self._page_count = page_count
             case Page():
                 if not self._group:
@@ -254,13 +287,7 @@ class _Ingestion:
             page_seconds=self._settings.page_seconds,
             pages_max=self._settings.pages_max,
         )
-        path = self._blobs.path(self._sha256)
-        if not path.is_file():
-            raise Retryable(
-                "The bytes of this file are not in the blob store of this worker.",
-                code="blob_missing",
-                hint="Workers on several machines need PLANROOM_HOME/blobs on a shared disk.",
-            )
+        path = self._find_blob()
         reader = self._reader = PageReader(
             path,
             first=self._pages,
@@ -270,6 +297,25 @@ class _Ingestion:
             abort=self._abort.is_set,
         )
         self._spawn("reader", lambda: self._read(reader))
+
+    def _find_blob(self) -> Path:
+        """Where the document's bytes are, if they were ever kept and this worker has them."""
+        size, cap = self._size_bytes, self._settings.file_bytes_max
+        if size > cap:
+            raise DocumentFailed(
+                f"The file has {size:,} bytes; at most {cap:,} are taken.",
+                code="too_many_bytes",
+                hint="Raise PLANROOM_FILE_BYTES_MAX, then add it again.",
+            )
+        path = self._blobs.path(self._sha256)
+        if not path.is_file():
+            raise Retryable(
+                "The bytes of this file are not in the blob store of this worker.",
+                code="blob_missing",
+                hint="Add the file again; workers on several machines need PLANROOM_HOME/blobs on "
+                "a shared disk.",
+            )
+        return path
 
     def _read(self, reader: PageReader) -> None:
         with reader:
@@ -290,7 +336,7 @@ class _Ingestion:
         chunks = [chunk_page(page.text, self._params) for page in group]
         counts = [len(of_page) for of_page in chunks]
         pages, planned = self._pages + len(group), self._planned + sum(counts)
-        self._check_chunks_max(planned)
+        check_chunks_max(planned, self._settings)
         image_only = self._image_only + sum(p.status is PageStatus.IMAGE_ONLY for p in group)
         failed = self._failed + sum(page.status is PageStatus.FAILED for page in group)
         progress = {
@@ -313,7 +359,8 @@ class _Ingestion:
         self._image_only, self._failed = image_only, failed
         if self._reader is not None:
             self._reader.committed(pages)
-        self._stream.locate(self._conn)
+        if planned > self._units:
+            self._stream.locate(self._conn)
         for page, of_page in zip(group, chunks, strict=True):
             self._stream.offer(page.index, of_page)
         self._stop_if_cancelled(cancel)
@@ -328,15 +375,6 @@ class _Ingestion:
             units_begun=min(planned, self._units + self._settings.batch_units),
         )
 
-    def _check_chunks_max(self, planned: int) -> None:
-        cap = self._settings.chunks_max
-        if planned > cap:
-            raise DocumentFailed(
-                f"The document has more than {planned - 1:,} chunks; at most {cap:,} are taken.",
-                code="too_many_chunks",
-                hint="Raise PLANROOM_CHUNKS_MAX.",
-            )
-
     # -- units -----------------------------------------------------------------------------------
 
     def _start_batch(self) -> None:
@@ -346,33 +384,42 @@ class _Ingestion:
         if ready == 0 or (ready < size and not self._all_pages):
             return
         units = self._stream.take(self._conn, size, self._pages)
-        hashes = [chunk.text_hash for _, chunk in units]
-        known = find_embedded(
-            self._conn, self._workspace_id, self._embedder_id, dict.fromkeys(hashes)
-        )
-        new = {
-            text_hash: chunk.text
-            for text_hash, (_, chunk) in zip(hashes, units, strict=True)
-            if text_hash not in known
-        }
-        self._batch = _Batch(self._units, units, hashes, known, list(new))
+        if len(units) != min(size, ready):
+            raise RuntimeError(f"{ready} units are planned from {self._units}, not {len(units)}")
+        batch = self._batch = self._look_up(units)
         crash_point("batch.begun")
-        texts = list(new.values())
-        if texts:
-            self._spawn("embedder", lambda: self._embed(texts))
+        if batch.new:
+            self._spawn("embedder", lambda: self._embed(batch))
         else:
             self._events.put(_Embedded(np.empty((0, self._embedder.dimensions), np.float32)))
 
-    def _embed(self, texts: Sequence[str]) -> None:
-        vectors = self._embedder.embed(texts, self._abort.check)
+    def _look_up(self, units: Sequence[Unit]) -> _Batch:
+        """Part a batch into texts whose vectors the workspace has already, and new ones."""
+        hashes = [chunk.text_hash for _, chunk in units]
+        texts = {key: chunk.text for key, (_, chunk) in zip(hashes, units, strict=True)}
+        known = find_embedded(self._conn, self._workspace_id, self._embedder_id, texts)
+        new = {key: text for key, text in texts.items() if key not in known}
+        return _Batch(self._units, units, hashes, known, new)
+
+    def _embed(self, batch: _Batch) -> None:
+        try:
+            vectors = self._embedder.embed(list(batch.new.values()), self._check)
+        except EmbeddingInvalid as error:
+            raise _name_chunk(error, batch) from error
         crash_point("batch.embedded")
         self._events.put(_Embedded(vectors))
+
+    def _check(self) -> None:
+        """For the embedder, who is on another thread: raise when the job is over."""
+        self._abort.check()
+        if self._over.is_set():
+            raise _Over
 
     def _commit_batch(self, vectors: Vectors) -> None:
         """One transaction: the fence with the new checkpoint, and the chunks it stands for."""
         batch, self._batch = self._batch, None
         assert batch is not None
-        stored = batch.vectors(vectors)
+        stored = batch.vectors(vectors, self._embedder.dimensions)
         done = batch.start + len(batch.units)
         crash_point("batch.before")
         with self._conn.transaction():
@@ -414,7 +461,7 @@ class _Ingestion:
         def run() -> None:
             try:
                 work()
-            except ExtractionAborted:
+            except (ExtractionAborted, _Over):
                 pass
             except BaseException as error:  # noqa: BLE001 - it is raised again by the loop
                 self._events.put(_Broke(error))
@@ -430,17 +477,37 @@ class _Batch:
     units: Sequence[Unit]
     hashes: Sequence[bytes]
     known: dict[bytes, HalfVector]
-    new: Sequence[bytes]
+    new: dict[bytes, str]
 
-    def vectors(self, embedded: Vectors) -> list[HalfVector]:
-        """One vector a unit, in order; `embedded` has a row for each of `new`."""
-        if len(embedded) != len(self.new):
-            raise DocumentFailed(
-                f"The embedder returned {len(embedded)} vectors for {len(self.new)} chunks.",
-                code="embedding_invalid",
+    def vectors(self, embedded: Vectors, dimensions: int) -> list[HalfVector]:
+        """One vector a unit, in order; `embedded` has a row for each of `new`, in its order.
+
+        Raises EmbeddingInvalid for anything else, whoever embedded (cases D15 and D16).
+        """
+        if embedded.shape != (len(self.new), dimensions):
+            raise EmbeddingInvalid(
+                f"the embedder returned {embedded.shape[0]} vectors of {embedded.shape[-1]}"
+                f" dimensions for {len(self.new)} chunks and {dimensions} dimensions"
             )
-        made = {h: HalfVector(row) for h, row in zip(self.new, embedded, strict=True)}
-        return [self.known[h] if h in self.known else made[h] for h in self.hashes]
+        unusable = np.flatnonzero(~np.isfinite(embedded).all(axis=1))
+        if unusable.size:
+            error = EmbeddingInvalid(
+                "the embedder returned a vector that is not finite", position=int(unusable[0])
+            )
+            raise _name_chunk(error, self)
+        made = dict(zip(self.new, map(HalfVector, embedded.astype(np.float16)), strict=True))
+        return [self.known[key] if key in self.known else made[key] for key in self.hashes]
+
+
+def _name_chunk(error: EmbeddingInvalid, batch: _Batch) -> EmbeddingInvalid:
+    """The error with the chunk and page at fault instead of a place in a batch (case D16)."""
+    if error.position is None:
+        first, last = batch.start, batch.start + len(batch.units) - 1
+        where = f"among chunks {first} to {last}"
+    else:
+        at = batch.hashes.index(list(batch.new)[error.position])
+        where = f"for chunk {batch.start + at}, on page {batch.units[at][0] + 1}"
+    return EmbeddingInvalid(f"{error} ({where})", position=error.position, hint=error.hint)
 
 
 def finish(
@@ -448,47 +515,46 @@ def finish(
 ) -> Settled:
     """One transaction: lock the file, fence, delete the tail, look at the scope again, publish.
 
-    The file comes first because every transaction locks it before its ingestions.
+    The file comes first because every transaction locks it before its ingestions. What its project
+    wants is found out before, since opening an embedder takes time; a file that was moved between
+    the two is looked at again.
     """
-    crash_point("finish.before")
-    with conn.transaction():
-        file = lock_file(conn, lease.row["workspace_id"], lease.row["file_id"])
-        cancel = renew(conn, lease)
-        row = ingestions.reload(conn, lease)
-        crash_point("finish.fenced")
-        delete_tail(conn, lease.id, row["total_units"])
-        crash_point("finish.tail_deleted")
-        if cancel:
-            status = seal(conn, lease, "cancelled")
-        elif file.status != "ready":
-            status = seal(conn, lease, "cancelled", error_code="file_removed")
-        elif file.version != row["version"]:
-            status = seal(conn, lease, "cancelled", error_code="superseded")
-        else:
-            status = _publish_in_scope(conn, lease, row, file, defaults, open_embedder)
-        crash_point("finish.sealed")
+    workspace_id, file_id = lease.row["workspace_id"], lease.row["file_id"]
+    status = None
+    while status is None:
+        project_id = find_project_of(conn, workspace_id, file_id)
+        settings = project_settings(conn, workspace_id, project_id, defaults)
+        wanted = current_fingerprint(settings, _opened(open_embedder, settings))
+        crash_point("finish.before")
+        with conn.transaction():
+            file = lock_file(conn, workspace_id, file_id)
+            if file.project_id == project_id:
+                status = _finish_locked(conn, lease, file, wanted)
+                crash_point("finish.sealed")
     crash_point("finish.committed")
     return Settled(status)
 
 
-def _publish_in_scope(
-    conn: Connection,
-    lease: Lease,
-    row: dict[str, Any],
-    file: File,
-    defaults: Settings,
-    open_embedder: OpenEmbedder,
-) -> str:
-    """Publish; or, if the file was moved to where other settings hold, requeue for those."""
+def _finish_locked(conn: Connection, lease: Lease, file: File, wanted: Fingerprint) -> str:
+    cancel = renew(conn, lease)
+    row = ingestions.reload(conn, lease)
+    crash_point("finish.fenced")
+    delete_tail(conn, lease.id, row["total_units"])
+    crash_point("finish.tail_deleted")
+    if cancel:
+        return seal(conn, lease, "cancelled")
+    if file.status != "ready":
+        return seal(conn, lease, "cancelled", error_code="file_removed")
+    if file.version != row["version"]:
+        return seal(conn, lease, "cancelled", error_code="superseded")
     if file.project_id != row["project_id"]:
-        settings = project_settings(conn, file.workspace_id, file.project_id, defaults)
+        # Moved while this ran: it goes on from the plan where other settings hold.
         ingestions.move_to_project(conn, lease, file.project_id)
-        wanted = current_fingerprint(settings, open_embedder(settings))
         if wanted != Fingerprint(row["extractor"], row["chunker"], row["embedder"]):
-            return release(conn, lease, delay=timedelta(0), error_code="moved")
+            return release(conn, lease, error_code="moved")
     if row["total_units"] == 0:
         error = _nothing_readable(conn, lease, row)
-        return seal(conn, lease, "failed", error_code=error.code, error=str(error))
+        return seal(conn, lease, "failed", error_code=error.code, error=sentence(error))
     publish(conn, file, lease.id)
     crash_point("finish.published")
     return seal(conn, lease, "ready")
@@ -513,4 +579,5 @@ def _nothing_readable(conn: Connection, lease: Lease, row: dict[str, Any]) -> Do
         f"None of its {pages} pages has text: {row['image_only_pages']} are images only"
         f" and {failed} could not be read.",
         code="no_text",
+        hint="Scans need their text recognised (OCR) before they can be searched.",
     )

@@ -94,13 +94,29 @@ def enqueue(
     return ingestion_id
 
 
-# Up to the first page that failed: whoever tries again wants that one read again.
+_FIND_ENDING = """
+    select id
+      from file_ingestions
+     where file_id = %(file_id)s
+       and status in ('queued', 'running')
+       and cancel_requested_at is not null
+"""
+
+
+def find_ending(conn: Connection, file_id: int) -> int | None:
+    """The active ingestion of a file that was asked to end, if that is so."""
+    row = conn.execute(_FIND_ENDING, {"file_id": file_id}).fetchone()
+    return None if row is None else cast(int, row[0])
+
+
+# Up to the first page that failed: whoever tries again wants that one read again. What is unread a
+# sweep may have begun to delete; that is decided under the file's lock, which the caller holds.
 _ADOPTABLE = """
     select earlier.id, earlier.page_count, earlier.extractor, earlier.chunker, earlier.embedder,
            coalesce(
                (select min(page_index) from pages
                  where ingestion_id = earlier.id and status = 'failed'),
-               earlier.processed_pages
+               (select max(page_index) + 1 from pages where ingestion_id = earlier.id)
            ) as pages
       from file_ingestions as earlier
       join file_ingestions as job on job.id = %(ingestion_id)s
@@ -108,7 +124,7 @@ _ADOPTABLE = """
        and earlier.workspace_id = %(workspace_id)s
        and earlier.status in ('failed', 'cancelled')
        and earlier.sha256 = job.sha256
-       and earlier.swept_at is null
+       and earlier.unread_at is null
      order by earlier.id desc
      limit 1
 """
@@ -177,7 +193,8 @@ def enqueue_unqueued(conn: Connection, limit: int = 50, *, now: datetime | None 
 # Not a checkpoint: beginning is no progress, so it forgives no crash.
 _BEGIN = """
     update file_ingestions
-       set extractor = %(extractor)s, chunker = %(chunker)s, embedder = %(embedder)s
+       set project_id = %(project_id)s,
+           extractor = %(extractor)s, chunker = %(chunker)s, embedder = %(embedder)s
      where id = %(id)s
 """
 _FORGET_PAGES = """
@@ -215,12 +232,15 @@ def replan(conn: Connection, lease: Lease) -> None:
     conn.execute(_REPLAN, {"id": lease.id})
 
 
-def store_fingerprint(conn: Connection, lease: Lease, fingerprint: Fingerprint) -> None:
-    """Say what makes the pages and chunks from here on; call it under the fence."""
+def store_fingerprint(
+    conn: Connection, lease: Lease, project_id: int, fingerprint: Fingerprint
+) -> None:
+    """Say for which project, and by what, the pages and chunks are made; under the fence."""
     conn.execute(
         _BEGIN,
         {
             "id": lease.id,
+            "project_id": project_id,
             "extractor": fingerprint.extractor,
             "chunker": fingerprint.chunker,
             "embedder": fingerprint.embedder,
@@ -311,24 +331,35 @@ def any_pending(conn: Connection, files: Sequence[int] | None = None) -> bool:
     return cast(bool, cast(tuple[Any, ...], conn.execute(_PENDING, parameters).fetchone())[0])
 
 
-# Nobody reads these rows any more: a version that was published and is superseded, whatever a
-# removed file had, and unfinished work that a later version has made pointless. Unfinished work
-# without a successor stays: a retry takes it over.
+_RETIRE = """
+    update file_ingestions
+       set unread_at = coalesce(%(now)s, now())
+     where file_id = %(file_id)s
+       and id is distinct from %(except_id)s
+       and unread_at is null
+"""
+
+
+def retire(
+    conn: Connection, file_id: int, *, except_id: int | None = None, now: datetime | None = None
+) -> None:
+    """Say that nobody wants the rows of a file's ingestions any more, but for one's.
+
+    Call it with the file locked. What has not ended yet is swept when it has.
+    """
+    conn.execute(_RETIRE, {"file_id": file_id, "except_id": except_id, "now": now})
+
+
+# Unfinished work of which no later version was published is not here: a retry takes it over.
 _SWEEPABLE = """
     select job.id
       from file_ingestions as job
-      join files on files.id = job.file_id
-     where job.finished_at < coalesce(%(now)s, now()) - %(grace)s::interval
+     where job.unread_at < coalesce(%(now)s, now()) - %(grace)s::interval
+       and job.finished_at is not null
        and job.swept_at is null
-       and files.published_ingestion_id is distinct from job.id
-       and (
-           job.status = 'ready'
-           or files.status = 'removed'
-           or files.published_ingestion_id > job.id
-       )
-     order by job.finished_at
+     order by job.unread_at, job.id
      limit 1
-       for update of job skip locked
+       for no key update skip locked
 """
 _SWEEP_CHUNKS = """
     delete from chunks
@@ -337,7 +368,13 @@ _SWEEP_CHUNKS = """
            select chunk_index from chunks where ingestion_id = %(id)s limit %(limit)s
        )
 """
-_SWEEP_PAGES = "delete from pages where ingestion_id = %(id)s"
+_SWEEP_PAGES = """
+    delete from pages
+     where ingestion_id = %(id)s
+       and page_index in (
+           select page_index from pages where ingestion_id = %(id)s limit %(limit)s
+       )
+"""
 _SWEPT = "update file_ingestions set swept_at = coalesce(%(now)s, now()) where id = %(id)s"
 
 SWEEP_GRACE = timedelta(minutes=1)
@@ -351,14 +388,20 @@ def sweep(
     grace: timedelta = SWEEP_GRACE,
     now: datetime | None = None,
 ) -> int:
-    """Remove at most `rows_max` rows of one ingestion that no search reaches; returns how many."""
+    """Delete at most `rows_max` rows that no search reaches; returns how many, and 1 for a last
+    look at an ingestion of which nothing was left.
+
+    One ingestion at a time, and only once `grace` has passed since nobody wants it.
+    """
     with conn.transaction():
         row = conn.execute(_SWEEPABLE, {"grace": grace, "now": now}).fetchone()
         if row is None:
             return 0
-        parameters = {"id": row[0], "limit": rows_max, "now": now}
+        parameters: Row = {"id": row[0], "limit": rows_max, "now": now}
         removed = conn.execute(_SWEEP_CHUNKS, parameters).rowcount
         if removed < rows_max:
+            parameters["limit"] = rows_max - removed
             removed += conn.execute(_SWEEP_PAGES, parameters).rowcount
+        if removed < rows_max:
             conn.execute(_SWEPT, parameters)
         return max(removed, 1)

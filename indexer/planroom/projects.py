@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import psycopg
 from psycopg.types.json import Jsonb
+from pydantic import ValidationError
 
 from planroom.config import Settings
 from planroom.errors import NotFound, PlanroomError
@@ -50,20 +51,31 @@ _SET = """
 
 
 def set_project_settings(
-    conn: Connection, workspace_id: int, project_id: int, settings: Mapping[str, Any]
+    conn: Connection,
+    workspace_id: int,
+    project_id: int,
+    settings: Mapping[str, Any],
+    defaults: Settings,
 ) -> None:
-    """Set what this project's files are indexed with; takes effect at their next ingestion."""
+    """Set what this project's files are indexed with; takes effect at their next ingestion.
+
+    Raises PlanroomError for a setting that a project does not have, or a value that with the
+    defaults makes no sense, and NotFound.
+    """
     unknown = sorted(set(settings) - set(SETTINGS))
     if unknown:
         raise PlanroomError(f"A project has no setting {unknown[0]!r}.", code="unknown_setting")
-    conn.execute(
+    _merged(defaults, settings)
+    changed = conn.execute(
         _SET,
         {
             "settings": Jsonb(dict(settings)),
             "project_id": project_id,
             "workspace_id": workspace_id,
         },
-    )
+    ).rowcount
+    if not changed:
+        raise NotFound(f"There is no project {project_id} in this workspace.")
 
 
 _SETTINGS = """
@@ -80,4 +92,16 @@ def project_settings(
     ).fetchone()
     if row is None:
         raise NotFound(f"There is no project {project_id} in this workspace.")
-    return defaults.model_copy(update=row[0])
+    return _merged(defaults, row[0]) if row[0] else defaults
+
+
+def _merged(defaults: Settings, own: Mapping[str, Any]) -> Settings:
+    """The defaults with a project's own settings over them, checked as a whole."""
+    given = {name: getattr(defaults, name) for name in Settings.model_fields}
+    try:
+        return Settings(_env_file=None, **{**given, **own})  # pyright: ignore[reportCallIssue]
+    except ValidationError as error:
+        said = "; ".join(str(problem["msg"]) for problem in error.errors())
+        raise PlanroomError(
+            f"The settings of the project make no sense: {said}.", code="setting_invalid"
+        ) from None

@@ -1,9 +1,12 @@
 """Search: which sheet answers a question, in one workspace, among published versions only.
 
-Two rankings are made, one by meaning (vectors) and one by words (Postgres full text), and fused by
-reciprocal rank (Cormack, Clarke and Büttcher, SIGIR 2009): a sheet that both find beats one that
-either finds alone, and no scores of different kinds are compared. A sheet whose number the query
-names comes before all of that.
+Rankings by meaning (vectors), by words (Postgres full text) and by title are fused by reciprocal
+rank (Cormack, Clarke and Büttcher, SIGIR 2009): a sheet that several find beats one that only one
+finds, and no scores of different kinds are compared. By its title a scan without text is found too.
+A sheet whose number the query names comes before all of that.
+
+All of one search reads one snapshot of the database, so a version that is published meanwhile is
+seen whole or not at all.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from planroom.errors import PlanroomError
-from planroom.extract.sheet import normalise_sheet_number
+from planroom.extract import normalise, normalise_sheet_number
 
 Connection = psycopg.Connection[Any]
 Row = dict[str, Any]
@@ -31,6 +34,10 @@ Row = dict[str, Any]
 RANK_CONSTANT = 60
 """The paper's: how much less a second place is worth than a first."""
 CANDIDATES_MIN = 60
+TITLE_WEIGHT = 2.0
+"""A query whose every word is in a sheet's title is its name; a scan has no other ranking."""
+EXACT_CHUNKS_MAX = 50_000
+"""Scopes of up to so many chunks are searched one by one, though there be an index of vectors."""
 QUERY_CHARACTERS_MAX = 2000
 
 # Control characters never occur in stored text, so they mark words without any escaping.
@@ -64,6 +71,11 @@ class Scope:
             "file_id": self.file_id,
             "sheet_key": key,
         }
+
+
+def clean_query(query: str) -> str:
+    """What is searched for: cleaned as stored text is, and of bounded length."""
+    return normalise(query[:QUERY_CHARACTERS_MAX]).strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,11 @@ _ON_SHEET: LiteralString = """
 """
 
 
+# `strict_order`: an index scan goes on until enough rows of the scope have come, nearest first.
+_BEGIN: LiteralString = "set transaction isolation level repeatable read, read only"
+_SET_UP: LiteralString = "select set_config('hnsw.iterative_scan', 'strict_order', true)"
+
+
 def search(
     conn: Connection,
     scope: Scope,
@@ -128,30 +145,43 @@ def search(
     k: int = 10,
     mode: Mode = Mode.HYBRID,
 ) -> list[Hit]:
-    """The `k` best sheets for `query`, best first.
+    """The `k` best sheets for `query`, best first; the same again for the same database.
 
     `vector` is the query's, of shape (dimensions,), by the embedder of that identity; it is
-    compared only with chunks of the same embedder, and may be None in `text` mode.
+    compared only with chunks of the same embedder, and may be None in `text` mode. `conn` is
+    outside a transaction. Raises PlanroomError (`query_empty`).
     """
-    text = query.replace("\x00", " ")[:QUERY_CHARACTERS_MAX].strip()
+    text = clean_query(query)
     if not text and scope.sheet is None:
         raise PlanroomError("The query is empty.", code="query_empty")
     limit = max(CANDIDATES_MIN, 4 * k)
     found: dict[_Page, _Candidate] = {}
-    if mode is not Mode.TEXT and vector is not None and text:
-        _fuse(found, "vector", _rank_by_vector(conn, scope, vector, embedder_identity, limit))
-    if mode is not Mode.VECTOR and text:
-        _fuse(found, "text", _rank_by_text(conn, scope, text, limit))
-    for page in _pages_named(conn, scope, text, limit):
-        found.setdefault(page, _Candidate()).exact = True
-    best = sorted(found.items(), key=lambda item: (not item[1].exact, -item[1].score, item[0]))
-    return _hits(conn, scope, text, best[:k])
+    with conn.transaction():
+        conn.execute(_BEGIN)
+        conn.execute(_SET_UP)
+        if mode is not Mode.TEXT and vector is not None and text:
+            _fuse(found, "vector", _rank_by_vector(conn, scope, vector, embedder_identity, limit))
+        if mode is not Mode.VECTOR and text:
+            _fuse(found, "text", _rank_by_text(conn, scope, text, limit))
+            titled = _rank_by_title(conn, scope, text, limit)
+            _fuse(found, "title", [(i, p, None) for i, p, whole in titled if whole], TITLE_WEIGHT)
+            _fuse(found, "scan", [(i, p, None) for i, p, whole in titled if not whole])
+        for page in _pages_named(conn, scope, text, limit):
+            found.setdefault(page, _Candidate()).exact = True
+        best = sorted(found.items(), key=lambda item: (not item[1].exact, -item[1].score, item[0]))
+        return _hits(conn, scope, text, best[:k])
 
 
 def _fuse(
-    found: dict[_Page, _Candidate], ranking: str, chunks: Sequence[tuple[int, int, int]]
+    found: dict[_Page, _Candidate],
+    ranking: str,
+    chunks: Sequence[tuple[int, int, int | None]],
+    weight: float = 1.0,
 ) -> None:
-    """Add one ranking of chunks (ingestion, page, chunk): a page counts once, by its best chunk."""
+    """Add one ranking of (ingestion, page, chunk): a page counts once, by its best chunk.
+
+    What is shown of a page is the chunk with its words, or else the one nearest in meaning.
+    """
     rank = 0
     for ingestion_id, page_index, chunk_index in chunks:
         candidate = found.setdefault((ingestion_id, page_index), _Candidate())
@@ -159,13 +189,14 @@ def _fuse(
             continue
         rank += 1
         candidate.found_by.add(ranking)
-        candidate.score += 1.0 / (RANK_CONSTANT + rank)
+        candidate.score += weight / (RANK_CONSTANT + rank)
         if candidate.chunk_index is None or ranking == "text":
             candidate.chunk_index = chunk_index
 
 
 # Written with the embedder's number and dimensions as literals: so the planner can prove that the
-# partial index of that embedder serves, once there is one (see planroom.vector_index).
+# partial index of that embedder serves, once there is one (see planroom.vector_index). `{exactly}`
+# is empty, or a term that changes no distance and keeps the planner from that index.
 _BY_VECTOR: LiteralString = (
     "with scope as ("
     + _SCOPE
@@ -178,26 +209,45 @@ _BY_VECTOR: LiteralString = (
        and """
     + _ON_SHEET
     + """
-     order by (chunks.embedding::halfvec({dimensions})) <#> %(vector)s,
+     order by ((chunks.embedding::halfvec({dimensions})) <#> %(vector)s) {exactly},
            chunks.ingestion_id, chunks.chunk_index
      limit %(limit)s
 """
 )
-_EMBEDDER = "select id, dimensions from embedders where identity = %(identity)s"
+_EXACTLY: LiteralString = "+ 0"
+_EMBEDDER: LiteralString = "select id, dimensions from embedders where identity = %(identity)s"
+_CHUNKS_IN_SCOPE: LiteralString = (
+    "with scope as ("
+    + _SCOPE
+    + """)
+    select coalesce(sum(job.total_units), 0)
+      from file_ingestions as job
+     where job.id in (select ingestion_id from scope)
+"""
+)
 
 
 def _rank_by_vector(
     conn: Connection, scope: Scope, vector: NDArray[np.float32], identity: str, limit: int
 ) -> list[tuple[int, int, int]]:
+    """The nearest chunks. Through the index, where there is one, only in scopes that need it.
+
+    The index knows nothing of scopes: of a small one among many neighbours it may give up before
+    it has found enough, so then, too, every chunk of the scope is compared.
+    """
     embedder = conn.execute(_EMBEDDER, {"identity": identity}).fetchone()
     if embedder is None:
         return []
-    embedder_id, dimensions = embedder
-    statement = sql.SQL(_BY_VECTOR).format(
-        embedder_id=sql.Literal(embedder_id), dimensions=sql.Literal(dimensions)
-    )
     parameters = scope.parameters | {"vector": HalfVector(vector), "limit": limit}
-    return conn.execute(statement, parameters).fetchall()
+    literals = {"embedder_id": sql.Literal(embedder[0]), "dimensions": sql.Literal(embedder[1])}
+    exact = sql.SQL(_BY_VECTOR).format(**literals, exactly=sql.SQL(_EXACTLY))
+    counted = conn.execute(_CHUNKS_IN_SCOPE, parameters).fetchone()
+    if scope.sheet is None and counted is not None and counted[0] > EXACT_CHUNKS_MAX:
+        statement = sql.SQL(_BY_VECTOR).format(**literals, exactly=sql.SQL(""))
+        nearest = conn.execute(statement, parameters).fetchall()
+        if len(nearest) == limit:
+            return nearest
+    return conn.execute(exact, parameters).fetchall()
 
 
 # Any of the words, ranked by how many and how rare a place they have: a question names more than
@@ -228,6 +278,36 @@ def _rank_by_text(
     return conn.execute(_BY_TEXT, scope.parameters | {"query": query, "limit": limit}).fetchall()
 
 
+# A sheet with text says its title there too, so here it is ranked only where the query is its
+# title; of a scan any word of the title will do.
+_BY_TITLE: LiteralString = (
+    "with scope as ("
+    + _SCOPE
+    + """), query as (
+        select all_of, replace(all_of::text, ' & ', ' | ')::tsquery as any_of
+          from plainto_tsquery('english', %(query)s) as all_of
+    )
+    select pages.ingestion_id, pages.page_index, pages.title_search @@ query.all_of as is_whole
+      from pages, query
+     where pages.workspace_id = %(workspace_id)s
+       and pages.title_search @@ query.any_of
+       and (pages.title_search @@ query.all_of or pages.status <> 'text')
+       and pages.ingestion_id in (select ingestion_id from scope)
+       and (%(sheet_key)s::text is null or pages.sheet_key = %(sheet_key)s)
+     order by is_whole desc, ts_rank(pages.title_search, query.any_of, 1) desc,
+           pages.ingestion_id, pages.page_index
+     limit %(limit)s
+"""
+)
+
+
+def _rank_by_title(
+    conn: Connection, scope: Scope, query: str, limit: int
+) -> list[tuple[int, int, bool]]:
+    """Sheets by their titles: (ingestion, page, whether every word of the query is in it)."""
+    return conn.execute(_BY_TITLE, scope.parameters | {"query": query, "limit": limit}).fetchall()
+
+
 _NAMED: LiteralString = (
     "with scope as ("
     + _SCOPE
@@ -251,13 +331,16 @@ def _pages_named(conn: Connection, scope: Scope, query: str, limit: int) -> list
     return conn.execute(_NAMED, scope.parameters | {"keys": keys, "limit": limit}).fetchall()
 
 
+_BETWEEN_WORDS = re.compile(r"[\s,;:!?()\[\]/|\"']+")
+
+
 def sheet_keys(query: str) -> list[str]:
     """What in a query may be a sheet number, as matching keys: `a 101` and `A-101` give `A101`.
 
     The whole query; each word that has a letter and a digit; and a short word of letters together
     with the number after it.
     """
-    words = re.findall(r"[^\s,;:!?()\"']+", query)
+    words = [word for word in _BETWEEN_WORDS.split(query) if re.search(r"\w", word)]
     maybe = [query, *words]
     maybe += [a + b for a, b in itertools.pairwise(words) if len(a) <= 3 and a.isalpha()]
     keys = [normalise_sheet_number(word).rstrip(".") for word in maybe]

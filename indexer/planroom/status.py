@@ -19,11 +19,14 @@ Row = dict[str, Any]
 _FILES = """
     select *,
            case
+               when waits_for_its_turn and status in ('ready', 'failed', 'cancelled') then 'queued'
                when status in ('ready', 'failed', 'cancelled') then status
                when cancel_requested_at is not null then 'cancelling'
                when status = 'running' and lease_expires_at < now() then 'taken over next'
                when status = 'running' and total_units is null then 'reading'
                when status = 'running' then 'embedding'
+               when exists (select 1 from maintenance_state where paused_at is not null)
+                   then 'paused'
                when queued_at > now() then 'waiting to retry'
                when attempts > 0 then 'queued to resume'
                else 'queued'

@@ -58,6 +58,8 @@ class UnitStream:
         while len(self._held) < count and self._pages_left(pages_committed):
             assert self._next_page is not None
             rows = read_texts(conn, self._ingestion_id, self._next_page, PAGES_PER_READ)
+            if not rows:
+                break
             for page, text in rows:
                 self._append(page, chunk_page(text, self._params))
         return [self._held.popleft() for _ in range(min(count, len(self._held)))]
