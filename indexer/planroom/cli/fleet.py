@@ -13,7 +13,7 @@ from planroom.cli.opening import open_room, read_settings
 from planroom.cli.option import JsonOption, examples
 from planroom.cli.output import Output
 from planroom.cli.progress import duration
-from planroom.cli.table import ago, table
+from planroom.cli.table import ago, said_of_pause, table
 
 if TYPE_CHECKING:
     from planroom.config import Settings
@@ -90,8 +90,6 @@ def workers(as_json: JsonOption = False) -> None:
 
     With --json: one document, `workers` and `paused`.
     """
-    from planroom.cli.showing import said_of_pause
-
     output = Output(as_json)
     with open_room() as room:
         rows, pause = room.workers(), room.paused()

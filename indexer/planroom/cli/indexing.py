@@ -17,9 +17,10 @@ from planroom.cli.opening import open_room
 from planroom.cli.option import JsonOption, ProjectOption, examples
 from planroom.cli.output import Output
 from planroom.cli.progress import Followed, duration, is_over, position, resumes_at
+from planroom.cli.table import said_of_pause
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from rich.console import RenderableType
 
     from planroom.errors import PlanroomError
     from planroom.intake import Taken
@@ -204,10 +205,7 @@ class _Indexing:
 
     def _paused(self) -> str | None:
         pause = self._room.paused()
-        if pause is None:
-            return None
-        why = f": {pause.reason}" if pause.reason else ""
-        return f"claiming is paused by {pause.by}{why}; `planroom resume` lets it go on"
+        return None if pause is None else f"{said_of_pause(pause)}; planroom resume ends that"
 
     def _note_end(self, row: Row) -> None:
         self._ended[row["id"]] = row
@@ -231,7 +229,7 @@ class _Indexing:
                 **coverage(row, self._gaps[row["id"]]),
             }
         )
-        self._output.say(_end_line(row, seconds))
+        self._output.say(*_end_lines(row, seconds, folded=self._output.live))
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -308,8 +306,9 @@ _OUTCOMES = {
 _WORTH_SAYING = ("already_indexed", "new_version", "reindexed")
 
 
-def _end_line(row: Row, seconds: float) -> Text:
-    """`indexed riverside.pdf: 24 pages, 310 chunks, 4.1 s`."""
+def _end_lines(row: Row, seconds: float, *, folded: bool) -> list[RenderableType]:
+    """`indexed riverside.pdf: 24 pages, 310 chunks, 4.1 s`; why it failed, set off if `folded`."""
+    from rich.padding import Padding
     from rich.text import Text
 
     from planroom.cli.output import clean
@@ -321,8 +320,9 @@ def _end_line(row: Row, seconds: float) -> Text:
         line = Text.assemble(("indexed ", "green"), name, f"{said}, {duration(seconds)}")
         if gaps:
             line.append(f"; {count(gaps, 'page')} without text", style="yellow")
-        return line
+        return [line]
     if row["status"] == "cancelled":
-        return Text.assemble(("cancelled ", "yellow"), name)
-    error = clean(row["error"] or row["error_code"] or "")
-    return Text.assemble(("failed ", "red"), name, f": {error} [{row['error_code']}]")
+        return [Text.assemble(("cancelled ", "yellow"), name)]
+    error = f"{clean(row['error'] or '')} [{row['error_code']}]".lstrip()
+    line = Text.assemble(("failed ", "red"), name, ": ", "" if folded else error)
+    return [line, Padding(Text(error), (0, 0, 0, 4))] if folded else [line]

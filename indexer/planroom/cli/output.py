@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from datetime import date, datetime, timedelta
@@ -111,10 +113,25 @@ class Output:
             error = {"code": code, "message": message, "hint": hint}
             _write_error(to_json({"error": error}))
             return
-        lines = [clean_lines(message)]
+        _write_error(_folded(clean_lines(message)))
         if hint:
-            lines.append("\n".join(f"  {line}" for line in clean_lines(hint).split("\n")))
-        _write_error("\n".join(lines))
+            _write_error(_folded(clean_lines(hint), indent="  "))
+
+
+def _folded(text: str, indent: str = "") -> str:
+    """The lines, each folded between words where a terminal ends."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else WIDE
+    return "\n".join(
+        textwrap.fill(
+            line,
+            width,
+            initial_indent=indent,
+            subsequent_indent=indent + "  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    )
 
 
 def _console(stream: TextIO) -> Console:

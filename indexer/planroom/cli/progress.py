@@ -6,9 +6,13 @@ thread of its own, a few times a second.
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from planroom.cli.coverage import count
@@ -16,6 +20,7 @@ from planroom.cli.output import Output, clean
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.live import Live
     from rich.progress import Progress, Task, TaskID
 
 Row = dict[str, Any]
@@ -23,6 +28,10 @@ Row = dict[str, Any]
 LINE_SECONDS = 10.0
 """How often a log that nobody watches is told how far a file is."""
 EVENT_SECONDS = 1.0
+HELD_SECONDS = 5.0
+"""Without any progress for so long, it is said who holds a file: that worker may be dead."""
+KEPT_FREE = 6
+"""Columns at the right edge that no bar reaches."""
 SHOWN_MAX = 3
 """Files with bars of their own at once; a fleet may be working on many more."""
 
@@ -51,6 +60,8 @@ class Followed:
         self._begun: dict[int, float] = {}
         self._ended: set[int] = set()
         self._told: dict[int, tuple[float, tuple[int, int]]] = {}
+        self._moved: dict[int, tuple[float, tuple[int, int]]] = {}
+        self._held: set[int] = set()
         self._bars = Bars() if output.live else None
 
     def shown(self) -> AbstractContextManager[object]:
@@ -67,13 +78,15 @@ class Followed:
                 self._ended.add(row["id"])
                 if self._bars is not None:
                     self._bars.drop(row)
-                self._on_end(row, now - self._begun.get(row["id"], now))
+                self._on_end(row, _seconds(row, now - self._begun.get(row["id"], now)))
         going_on = [row for row in rows if not is_over(row)]
-        if self._bars is not None:
-            self._bars.update(going_on, len(rows), self._waiting() if going_on else None)
+        waiting = self._waiting() if going_on else None
         for row in going_on:
             if row["status"] == "running":
                 self._tell_one(row, now)
+                waiting = waiting or self._held_by(row, now)
+        if self._bars is not None:
+            self._bars.update(going_on, len(rows), waiting)
 
     def _tell_one(self, row: Row, now: float) -> None:
         """A line, or an event, when there is news and the last one is a while ago."""
@@ -86,6 +99,33 @@ class Followed:
         self._output.document({"event": "progress", **progress_of(row)})
         if self._bars is None:
             self._output.say(f"{row['name']}: {position(row)}")
+
+    def _held_by(self, row: Row, now: float) -> str | None:
+        """Who holds a file that stands still, if it is not this process."""
+        at = (row["processed_pages"], row["processed_units"])
+        since, stood_at = self._moved.get(row["id"], (now, None))
+        if stood_at != at:
+            self._moved[row["id"]] = (now, at)
+            return None
+        ours = f"{socket.gethostname()}:{os.getpid()}:"
+        if now - since < HELD_SECONDS or row["lease_owner"].startswith(ours):
+            return None
+        left = max(0.0, (row["lease_expires_at"] - datetime.now(UTC)).total_seconds())
+        said = (
+            f"{clean(row['name'])} is held by worker {row['lease_owner']}; should that be dead,"
+            f" it is taken over in {duration(round(left)).replace('.0', '')}"
+        )
+        if self._bars is None and row["id"] not in self._held:
+            self._held.add(row["id"])
+            self._output.say(said)
+        return said
+
+
+def _seconds(row: Row, seen: float) -> float:
+    """How long a file took: by the database, or what was seen if it stood still in between."""
+    if row["attempts"] == 1 and row["started_at"] and row["finished_at"]:
+        return (row["finished_at"] - row["started_at"]).total_seconds()
+    return seen
 
 
 def progress_of(row: Row) -> Row:
@@ -101,12 +141,14 @@ def progress_of(row: Row) -> Row:
 
 def position(row: Row) -> str:
     """How far a file is, in a sentence: `page 120 of 320, chunk 1,400 of 5,210`."""
-    chunks = f"chunk {row['processed_units']:,}"
+    units = row["processed_units"]
     if row["total_units"] is not None:
-        return f"all {count(row['page_count'], 'page')} read, {chunks} of {row['total_units']:,}"
+        pages = count(row["page_count"], "page")
+        return f"all {pages} read, chunk {units:,} of {row['total_units']:,}"
     if row["page_count"] is None:
-        return "opening"
-    return f"page {row['processed_pages']:,} of {row['page_count']:,}, {chunks}"
+        return "its first page"
+    page = f"page {row['processed_pages']:,} of {row['page_count']:,}"
+    return f"{page}, chunk {units:,}" if units else page
 
 
 def resumes_at(row: Row) -> str | None:
@@ -117,7 +159,8 @@ def resumes_at(row: Row) -> str | None:
     chunk = f"chunk {units + 1:,}"
     if row["total_units"] is not None:
         return f"{chunk} of {row['total_units']:,}; all {count(row['page_count'], 'page')} are read"
-    return f"page {pages + 1:,} of {row['page_count']:,}, {chunk}"
+    page = f"page {pages + 1:,} of {row['page_count']:,}"
+    return f"{page}, {chunk}" if units else page
 
 
 class Bars:
@@ -126,21 +169,26 @@ class Bars:
     def __init__(self) -> None:
         self._files: dict[int, _FileBars] = {}
         self._rest = ""
+        self._live: Live | None = None
+        self._columns = 80
 
-    def on(self, output: Output) -> AbstractContextManager[object]:
+    @contextmanager
+    def on(self, output: Output) -> Generator[None]:
         """Show the bars at the bottom of the screen while the block runs."""
-        import sys
-
         from rich.live import Live
 
-        return Live(
+        self._columns = output.console.width
+        # Drawn by the thread that prints the lines above them, and by no other: two threads would
+        # now and then draw over each other's lines.
+        with Live(
             get_renderable=self._render,
             console=output.console,
-            refresh_per_second=8,
+            auto_refresh=False,
             transient=True,
             # Lines for another place than this screen must get there.
             redirect_stderr=sys.stderr.isatty(),
-        )
+        ) as self._live:
+            yield
 
     def drop(self, row: Row) -> None:
         """A file is over."""
@@ -155,9 +203,12 @@ class Bars:
         for gone in set(self._files) - {row["id"] for row in running}:
             del self._files[gone]
         self._rest = _rest(going_on, files, waiting)
+        if self._live is not None:
+            self._live.refresh()
 
     def _render(self) -> RenderableType:
         from rich.console import Group
+        from rich.constrain import Constrain
         from rich.text import Text
 
         rows: list[RenderableType] = []
@@ -165,7 +216,9 @@ class Bars:
             rows += [Text(bars.name, style="bold", overflow="ellipsis", no_wrap=True), bars.bars]
         if self._rest:
             rows.append(Text(self._rest, style="dim"))
-        return Group(*rows)
+        # The terminal itself writes ^C where the cursor stands; at the right edge that would begin
+        # a new line, and what is drawn next would be off by one.
+        return Constrain(Group(*rows), max(20, self._columns - KEPT_FREE))
 
 
 def _rest(going_on: Sequence[Row], files: int, waiting: str | None) -> str:

@@ -13,7 +13,7 @@ from planroom.cli.opening import open_room
 from planroom.cli.option import JsonOption, ProjectOption, examples
 from planroom.cli.output import Output, clean, to_json
 from planroom.cli.progress import duration, position
-from planroom.cli.table import ago, size, table
+from planroom.cli.table import ago, said_of_pause, size, table
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -129,15 +129,27 @@ def show_all(rows: Sequence[Row], pause: Pause | None = None) -> list[Renderable
         for row in rows
     ]
     shown.append(table(columns, cells))
-    wrong = [row for row in rows if row["error"] or row["error_code"]]
-    shown += [Text(_what_is_wrong(row), style="red") for row in wrong]
+    return [*shown, *_what_is_wrong(rows)]
+
+
+def _what_is_wrong(rows: Sequence[Row]) -> list[RenderableType]:
+    """Each error once, and below it the files that have it."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    files: dict[str, list[str]] = {}
+    for row in rows:
+        if row["error"] or row["error_code"]:
+            files.setdefault(_error(row), []).append(clean(row["name"]))
+    shown: list[RenderableType] = []
+    for error, names in files.items():
+        shown += ["", Text(error, style="red"), Padding(Text(", ".join(names)), (0, 0, 0, 4))]
     return shown
 
 
-def said_of_pause(pause: Pause) -> str:
-    """Who paused the fleet, and why."""
-    why = f": {pause.reason}" if pause.reason else ""
-    return f"Claiming is paused by {pause.by}, {ago(pause.at)}{why}"
+def _error(row: Row) -> str:
+    code = f"[{row['error_code']}]"
+    return f"{clean(row['error'])} {code}" if row["error"] else code
 
 
 def _numbers(row: Row) -> list[str]:
@@ -161,11 +173,6 @@ def _state(row: Row) -> Text:
     return Text(clean(state), style=_COLOURS.get(row["status"], "cyan"))
 
 
-def _what_is_wrong(row: Row) -> str:
-    error = row["error"] or row["error_code"]
-    return f"{clean(row['name'])}: {clean(error)} [{row['error_code']}]"
-
-
 # -- one file ------------------------------------------------------------------------------------
 
 
@@ -182,7 +189,7 @@ def show_one(row: Row, gaps: Sequence[Row], attempts: Sequence[Row]) -> list[Ren
         facts.append(f"held by {row['lease_owner']} until {_clock(row['lease_expires_at'])}")
     shown: list[RenderableType] = [head, *(f"  {fact}" for fact in facts)]
     if row["error"] or row["error_code"]:
-        shown.append(Text(f"  {clean(row['error'] or '')} [{row['error_code']}]", style="red"))
+        shown.append(Text(f"  {_error(row)}", style="red"))
     if gaps:
         pages = count(row["page_count"], "page")
         verb = "gives" if len(gaps) == 1 else "give"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-Cell = "str | Text"
+    from leasequeue import Pause
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
@@ -54,3 +54,9 @@ def ago(at: datetime | None, now: datetime | None = None) -> str:
     if seconds < 86400:
         return f"{duration(round(seconds))} ago".replace(".0 s", " s")
     return at.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def said_of_pause(pause: Pause) -> str:
+    """Who paused the fleet, and why."""
+    why = f": {pause.reason}" if pause.reason else ""
+    return f"Claiming is paused by {pause.by}, {ago(pause.at)}{why}"
