@@ -138,6 +138,12 @@ class BlobStore:
         except FileNotFoundError:
             raise _missing(self.path(sha256)) from None
 
+    def hashes(self) -> Iterator[bytes]:
+        """The SHA-256 of every blob that is there, read from the disk as it is asked for."""
+        for path in self.root.glob("[0-9a-f][0-9a-f]/[0-9a-f][0-9a-f]/*"):
+            with suppress(ValueError):
+                yield bytes.fromhex(path.name)
+
     def verify(self, sha256: bytes) -> bool:
         """Read a blob again and say whether its content is still what its name says."""
         with self.open(sha256) as stream:

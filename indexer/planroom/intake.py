@@ -1,7 +1,7 @@
 """Intake: a path becomes a blob, a file and a queued ingestion; or it leaves nothing behind.
 
 The bytes are streamed once, into the content-addressed store; then one transaction enters the
-rows. A kill between the two leaves a blob that no row names, which a later sweep removes.
+rows. A kill between the two leaves a blob that no row names: an orphan, which is deleted later.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from planroom.blobs import Blob, BlobStore, InputTooLarge
 from planroom.errors import InputRefused, NotFound
 from planroom.files import File, end_ingestions, lock_file, take_file, wait_for_turn
 from planroom.model import Fingerprint
+from planroom.orphans import mark_store
 
 Connection = psycopg.Connection[Any]
 
@@ -79,6 +80,7 @@ def take(
     A file over `bytes_max` is entered as `failed`, so that it is seen, but not kept.
     """
     clean = _clean_name(name)
+    mark_store(conn, blobs)
     try:
         blob = blobs.put(path, bytes_max=bytes_max)
     except InputTooLarge as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
 from leasequeue import (
@@ -24,6 +25,7 @@ from planroom.config import Settings
 from planroom.database import Database
 from planroom.embed import Embedder, open_embedder
 from planroom.ingest import ingest
+from planroom.orphans import delete_orphans
 from planroom.presence import find_dead, forget
 from planroom.sync import purge, sync
 from planroom.vector_index import build_vector_indexes
@@ -31,6 +33,8 @@ from planroom.vector_index import build_vector_indexes
 UNQUEUED_PER_POLL = 50
 SWEEP_ROWS = 5000
 INDEX_EVERY = timedelta(minutes=10)
+ORPHANS_PER_POLL = 500
+ORPHANS_EVERY = timedelta(hours=1)
 
 
 class Embedders:
@@ -105,15 +109,32 @@ def upkeep_stages(worker: Worker, database: Database, blobs: BlobStore) -> list[
     def sweep_blobs() -> int:
         return blobs.sweep()
 
+    walk: Iterator[bytes] | None = None
+
+    def sweep_orphans() -> int:
+        """Some blobs of the walk under way; a walk begins once in a while across the fleet."""
+        nonlocal walk
+        with database.connection() as conn:
+            if walk is None:
+                if not due(conn, "sweep_orphans", ORPHANS_EVERY):
+                    return 0
+                walk = blobs.hashes()
+            some = list(itertools.islice(walk, ORPHANS_PER_POLL))
+            if not some:
+                walk = None
+            delete_orphans(conn, blobs, some)
+        return len(some)
+
     def index_vectors() -> int:
         with database.connection() as conn:
             if not due(conn, "index_vectors", INDEX_EVERY):
                 return 0
-            return build_vector_indexes(conn)
+            return build_vector_indexes(conn, stopping=lambda: worker.stopping)
 
     return [
         Stage("sweep_rows", _until_empty(sweep_rows, timedelta(seconds=30))),
         Stage("sweep_blobs", seldom(sweep_blobs, timedelta(hours=1))),
+        Stage("sweep_orphans", _until_empty(sweep_orphans, timedelta(minutes=5))),
         Stage("index_vectors", seldom(index_vectors, timedelta(minutes=5))),
     ]
 

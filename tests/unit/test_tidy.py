@@ -74,6 +74,7 @@ FLOORS: list[set[str]] = [
     {
         "planroom.chunks",
         "planroom.ingestions",
+        "planroom.orphans",
         "planroom.pages",
         "planroom.projects",
         "planroom.search",
