@@ -1,15 +1,17 @@
 """A whole worker in one call, for whoever has no wiring of their own.
 
 What it adds to `Worker` is the connections: a pool of 4 (rule L17), one for the keeper, and
-settings that notice a dead network from both ends within 40 seconds, a third of a lease.
+settings that notice a dead network within 40 seconds, a third of a lease.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +19,6 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
-from leasequeue.backoff import RECONNECT_SECONDS_MAX
 from leasequeue.migrate import apply_migrations, engine_migrations
 from leasequeue.poll import Stage
 from leasequeue.stages import Handler, engine_stages
@@ -67,30 +68,20 @@ def serve(
     `once` ends after one poll, `idle` after the first poll that found nothing to do and for which
     it answers True. To be called in the main thread; more throughput is more processes.
     """
-    pool = ConnectionPool(
-        _with_defaults(conninfo),
-        kwargs={"autocommit": True, "prepare_threshold": None},
-        min_size=1,
-        max_size=POOL_SIZE_MAX,
-        timeout=POOL_WAIT_SECONDS,
-        # Give up soon, to begin afresh with the next who asks: its own waits grow to minutes.
-        reconnect_timeout=RECONNECT_SECONDS_MAX,
-        check=_check_after_a_pause,
-        open=False,
-    )
-    with pool:
+    # The pool warns of each try to connect; the worker says the same once a second.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+    with closing(_Connections(conninfo)) as connections:
         worker = Worker(
-            partial(connect, conninfo),
-            pool.connection,
+            connections.connect,
+            connections.lend,
             poll_seconds=poll_seconds,
             grace_seconds=grace_seconds,
-            # A fail-over may leave sessions on what is a standby now: alive, and of no use.
-            after_outage=pool.drain,
+            after_outage=connections.close,
         )
         worker.stages = [
             *engine_stages(
                 worker,
-                pool.connection,
+                connections.lend,
                 handlers,
                 lease_seconds=lease_seconds,
                 retention_days=retention_days,
@@ -101,18 +92,58 @@ def serve(
             worker.run(once=once, idle=idle)
 
 
-_checked_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+class _Connections:
+    """A pool that begins afresh after an outage.
 
-
-def _check_after_a_pause(conn: Connection) -> None:
-    """Ask a connection whether it still works, unless it answered within the last second.
-
-    So the stages of one poll, which each borrow one, ask once.
+    A pool left to itself waits ever longer between its tries, and a fail-over may leave it with
+    sessions on what is a standby now: alive, and of no use.
     """
-    now = time.monotonic()
-    if now - _checked_at.get(conn, -math.inf) > CHECK_SECONDS:
-        ConnectionPool.check_connection(conn)
-        _checked_at[conn] = now
+
+    def __init__(self, conninfo: str) -> None:
+        self._conninfo = conninfo
+        self._lock = threading.Lock()
+        self._pool: ConnectionPool[Connection] | None = None
+        self._checked_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+
+    def connect(self) -> Connection:
+        return connect(self._conninfo)
+
+    @contextmanager
+    def lend(self) -> Generator[Connection]:
+        with self._open().connection() as conn:
+            yield conn
+
+    def _open(self) -> ConnectionPool[Connection]:
+        """The pool; a connection before its first tells at once why there can be none."""
+        with self._lock:
+            if self._pool is None:
+                self.connect().close()
+                self._pool = ConnectionPool(
+                    _with_defaults(self._conninfo),
+                    kwargs={"autocommit": True, "prepare_threshold": None},
+                    min_size=1,
+                    max_size=POOL_SIZE_MAX,
+                    timeout=POOL_WAIT_SECONDS,
+                    check=self._check,
+                    open=True,
+                )
+            return self._pool
+
+    def _check(self, conn: Connection) -> None:
+        """Ask whether it still works, unless it answered within the last second.
+
+        So the stages of one poll, which each borrow one, ask once.
+        """
+        now = time.monotonic()
+        if now - self._checked_at.get(conn, -math.inf) > CHECK_SECONDS:
+            ConnectionPool.check_connection(conn)
+            self._checked_at[conn] = now
+
+    def close(self) -> None:
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close(timeout=0)
 
 
 def _with_defaults(conninfo: str) -> str:
