@@ -1,4 +1,4 @@
-"""Nothing is embedded that this workspace has embedded before, and nothing is done for no reason."""
+"""Nothing is embedded that this workspace has embedded before; nothing is done for no reason."""
 
 from __future__ import annotations
 
