@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from pydantic import SecretStr
 from planroom import embedded
 from planroom.config import Settings
 from planroom.migrate import migrate_database
+from support.folder import reachable_folder
 
 # The server of the tests may lose everything when the machine crashes, but nothing when only the
 # server does.
@@ -50,14 +50,6 @@ def server_url() -> Iterator[str]:
     finally:
         embedded.stop(home)
         shutil.rmtree(home)
-
-
-def reachable_folder() -> Path:
-    """A new folder with a short path that, for root, the server's own user can pass."""
-    home = Path(tempfile.mkdtemp(prefix="planroom-test-", dir="/tmp"))
-    if os.geteuid() == 0:
-        home.chmod(0o711)
-    return home
 
 
 @pytest.fixture(scope="session")

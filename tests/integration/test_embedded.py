@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from planroom import embedded
 from planroom.errors import DatabaseUnusable
+from support.folder import reachable_folder
 
 START = (
     "import sys; from pathlib import Path; from planroom import embedded\n"
@@ -31,17 +31,10 @@ AND_WAIT = START + "sys.stdin.read()\n"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another user")
 
 
-def new_folder() -> Path:
-    """A folder that root's own server user can reach too."""
-    folder = Path(tempfile.mkdtemp(prefix="planroom-test-", dir="/tmp"))
-    folder.chmod(0o711)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def made() -> Iterator[Path]:
     """A home with a cluster in it that was shut down; what writes less carefully is faster."""
-    folder = new_folder()
+    folder = reachable_folder()
     embedded.start(folder)
     embedded.stop(folder)
     with (folder / "postgres" / "data" / "postgresql.conf").open("a") as settings:
@@ -53,7 +46,7 @@ def made() -> Iterator[Path]:
 @pytest.fixture
 def home(made: Path) -> Iterator[Path]:
     """A home with a cluster of its own, not running; what runs is stopped at the end."""
-    folder = new_folder()
+    folder = reachable_folder()
     subprocess.run(["cp", "-a", made / "postgres", folder], check=True)
     yield folder
     embedded.stop(folder)
@@ -63,7 +56,7 @@ def home(made: Path) -> Iterator[Path]:
 @pytest.fixture
 def empty_home() -> Iterator[Path]:
     """A home with nothing in it; what runs is stopped at the end."""
-    folder = new_folder()
+    folder = reachable_folder()
     yield folder
     embedded.stop(folder)
     shutil.rmtree(folder)
