@@ -1,7 +1,7 @@
 """Every numbered rule and case is named by a test, so that a bug report finds its test.
 
-Rules L1 to L18 are those of the lease protocol, in ARCHITECTURE.md; cases Q1 to Q27 and D1 to D27 are
-failures that users of other systems met. A test names one in its own name (`test_q5_…`), or in
+Rules L1 to L18 are those of the lease protocol, in ARCHITECTURE.md; cases Q1 to Q27 and D1 to D27
+are failures that users of other systems met. A test names one in its own name (`test_q5_…`), or in
 its docstring or its module's (`Q5`).
 """
 
