@@ -122,8 +122,8 @@ create table file_ingestions (
 create unique index file_ingestions_one_active
     on file_ingestions (file_id) where status in ('queued', 'running');
 -- Without lease_expires_at, or every checkpoint and renewal would write to all the indexes.
-create index file_ingestions_claim
-    on file_ingestions (queued_at, id) where status in ('queued', 'running');
+-- The condition is not said as in the index above, or the planner may take that for the claim.
+create index file_ingestions_claim on file_ingestions (queued_at, id) where finished_at is null;
 create index file_ingestions_history on file_ingestions (file_id, id);
 create index file_ingestions_unswept
     on file_ingestions (unread_at) where unread_at is not null and swept_at is null;

@@ -117,6 +117,8 @@ def compose(
 
 # The row is picked and decided in one statement. `next_status` is `running`, or the end of a job
 # that must not run again: it was cancelled, its world is gone, or its last workers all died.
+# `finished_at is null` names the claim's own index and no other; with a lease's end, which only a
+# running row has, it says no less than the statuses would.
 # `for no key update` is what the update takes anyway; plain `for update` would pass over a row
 # that somebody's insert merely references.
 # Parts of one statement run in no order of their own: the new attempt asks for `closed`, or it
@@ -130,7 +132,7 @@ _CLAIM: LiteralString = """
                    else 'running'
                end as next_status
           from {table} as job
-         where job.status in ('queued', 'running')
+         where job.finished_at is null
            and job.queued_at <= coalesce(%(now)s, now())
            and (job.status = 'queued' or job.lease_expires_at < coalesce(%(now)s, now()))
            and job.id <> all (%(skip)s)
@@ -252,7 +254,7 @@ def _guarded(conn: Connection) -> AbstractContextManager[object]:
 _NEXT_CLAIMABLE: LiteralString = """
     select job.id
       from {table} as job
-     where job.status in ('queued', 'running')
+     where job.finished_at is null
        and job.queued_at <= coalesce(%(now)s, now())
        and (job.status = 'queued' or job.lease_expires_at < coalesce(%(now)s, now()))
        and job.id <> all (%(skip)s)

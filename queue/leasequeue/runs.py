@@ -285,7 +285,7 @@ _CANDIDATES = (
     with due as (
         select job.workspace_id, job.queued_at, job.id
           from connection_runs as job
-         where job.status in ('queued', 'running')
+         where job.finished_at is null
            and job.queued_at <= coalesce(%(now)s, now())
            and (job.status = 'queued' or job.lease_expires_at < coalesce(%(now)s, now()))
            and not exists (select 1 from maintenance_state where paused_at is not null)
