@@ -18,6 +18,11 @@ DEMO := build/demo
 DEMO_HOME := $(if $(filter 0,$(shell id -u)),/var/lib/planroom-demo,$(CURDIR)/$(DEMO)/home)
 DEMO_SETTINGS := env -u PLANROOM_DATABASE_URL PLANROOM_HOME="$(DEMO_HOME)"
 
+define planroom
+@printf '\n$$ planroom %s\n' '$(1)'
+@$(DEMO_SETTINGS) $(BIN)/planroom $(1)
+endef
+
 .PHONY: help
 help: ## Say what there is
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,10 +31,10 @@ help: ## Say what there is
 demo: .venv/installed ## Index a made-up set of 24 sheets and search it
 	@mkdir -p $(DEMO)
 	$(BIN)/python fixtures/make_drawing_set.py $(DEMO)/riverside.pdf --sheets 24
-	$(DEMO_SETTINGS) $(BIN)/planroom index $(DEMO)/riverside.pdf
-	$(DEMO_SETTINGS) $(BIN)/planroom search "fire rating of the stair doors" -k 3
-	$(DEMO_SETTINGS) $(BIN)/planroom search "where is the roof drainage" -k 3
-	$(DEMO_SETTINGS) $(BIN)/planroom search "A-101" -k 3
+	$(call planroom,index $(DEMO)/riverside.pdf)
+	$(call planroom,search "fire rating of the stair doors" -k 3)
+	$(call planroom,search "where is the roof drainage" -k 3)
+	$(call planroom,search "A-101" -k 3)
 	@printf '\nThis database goes on under %s. Ask it more:\n' "$(DEMO_HOME)"
 	@printf '  PLANROOM_HOME=%s $(BIN)/planroom search "…"\n' "$(DEMO_HOME)"
 	@printf '  PLANROOM_HOME=%s $(BIN)/planroom status\n' "$(DEMO_HOME)"

@@ -75,7 +75,6 @@ FLOORS: list[set[str]] = [
         "planroom.chunks",
         "planroom.ingestions",
         "planroom.orphans",
-        "planroom.orphans",
         "planroom.pages",
         "planroom.presence",
         "planroom.projects",
