@@ -12,10 +12,10 @@ PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.1
 	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& command -v "$$name" && break; done)
 
-# The demo has a database of its own. Root's runs as another user, who cannot enter a checkout in
-# root's private folders, so it lies where system services keep theirs.
+# The demo has a database of its own, made anew each time. Root's runs as another user, who cannot
+# enter a checkout in root's private folders, so it lies where system services keep theirs.
 DEMO := build/demo
-DEMO_HOME := $(if $(filter 0,$(shell id -u)),/var/lib/planroom-demo,$(CURDIR)/$(DEMO)/home)
+DEMO_HOME := $(if $(filter 0,$(shell id -u)),/var/lib/planroom-demo$(subst /,-,$(CURDIR)),$(CURDIR)/$(DEMO)/home)
 DEMO_SETTINGS := env -u PLANROOM_DATABASE_URL PLANROOM_HOME="$(DEMO_HOME)"
 
 define planroom
@@ -28,7 +28,7 @@ help: ## Say what there is
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 .PHONY: demo
-demo: .venv/installed ## Index a made-up set of 24 sheets and search it
+demo: .venv/installed undemo ## Index a made-up set of 24 sheets and search it
 	@mkdir -p $(DEMO)
 	$(BIN)/python fixtures/make_drawing_set.py $(DEMO)/riverside.pdf --sheets 24
 	$(call planroom,index $(DEMO)/riverside.pdf)
@@ -77,9 +77,12 @@ lock: ## Write requirements.lock anew from pyproject.toml (needs the network)
 		--upgrade --generate-hashes --no-annotate --no-header --no-emit-index-url --no-config \
 		--quiet --output-file requirements.lock
 
-.PHONY: clean
-clean: ## Stop the demo's database and remove what was built
+.PHONY: undemo
+undemo:
 	@if [ -d "$(DEMO_HOME)" ]; then $(BIN)/python -c \
 		'import sys; from pathlib import Path; from planroom import embedded; \
 		embedded.stop(Path(sys.argv[1]))' "$(DEMO_HOME)" && rm -rf "$(DEMO_HOME)"; fi
+
+.PHONY: clean
+clean: undemo ## Stop the demo's database and remove what was built
 	rm -rf build dist .ruff_cache .hypothesis
