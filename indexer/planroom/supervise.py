@@ -17,9 +17,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -69,6 +68,18 @@ def die_with_supervisor() -> None:
 
 
 @dataclass(slots=True)
+class Patience:
+    """How long to wait before what has died is started again: longer each time in a row."""
+
+    deaths: int = 0
+
+    def after_death(self, lived_seconds: float) -> float:
+        """Seconds to wait, given how long this one had lived."""
+        self.deaths = 1 if lived_seconds >= SETTLED_SECONDS else self.deaths + 1
+        return min(BACKOFF_SECONDS * 2 ** min(self.deaths - 1, 10), BACKOFF_SECONDS_MAX)
+
+
+@dataclass(slots=True)
 class _Slot:
     """One of the workers: the process it is at present, or when the next is due."""
 
@@ -76,66 +87,66 @@ class _Slot:
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     due_at: float = 0.0
-    deaths: int = 0
+    patience: Patience = field(default_factory=Patience)
     over: bool = False
 
 
-@dataclass(slots=True)
 class Supervisor:
-    """Keeps `count` processes of `command` running; `ends`: until each has ended well."""
+    """Keeps `count` processes of `command` running; with `ends`, until each has ended well."""
 
-    command: Sequence[str]
-    count: int
-    ends: bool = False
-    grace_seconds: float = GRACE_SECONDS
-    clock: Callable[[], float] = time.monotonic
-    _stopping: threading.Event = field(default_factory=threading.Event)
-    _signal: int = signal.SIGTERM
-    _slots: list[_Slot] = field(default_factory=list[_Slot])
+    def __init__(
+        self,
+        command: Sequence[str],
+        count: int,
+        *,
+        ends: bool = False,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        self._command = command
+        self._ends = ends
+        self._grace_seconds = grace_seconds
+        self._slots = [_Slot(number) for number in range(1, count + 1)]
+        # Plain values: a signal's handler may have interrupted this thread inside any lock.
+        self._signals: list[int] = []
 
     def run(self) -> int:
         """Supervise until SIGTERM, SIGINT, or the end of all; the exit code for this process.
 
-        It is 0 after an orderly stop, and 1 when a worker had to be killed.
+        It is 0 after an orderly stop, and 1 when a worker had to be killed. A second signal
+        kills at once.
         """
-        self._slots = [_Slot(number) for number in range(1, self.count + 1)]
-        before = {
-            number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        watched = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, self._note) for number in watched}
         try:
-            while not self._stopping.is_set() and not all(slot.over for slot in self._slots):
+            while not self._signals and not all(slot.over for slot in self._slots):
                 for slot in self._slots:
                     self._look_at(slot)
-                self._stopping.wait(LOOK_SECONDS)
+                time.sleep(LOOK_SECONDS)
             return self._end_all()
         finally:
             self._kill_all()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._signal = number
-        self._stopping.set()
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
 
     def _look_at(self, slot: _Slot) -> None:
         """Start what is due, and note what has died."""
-        now = self.clock()
-        if slot.over or (slot.process is None and now < slot.due_at):
-            return
+        now = time.monotonic()
         if slot.process is None:
-            self._start(slot, now)
+            if not slot.over and now >= slot.due_at:
+                self._start(slot, now)
             return
         code = slot.process.poll()
         if code is None:
             return
         pid, slot.process = slot.process.pid, None
-        if code == 0 and self.ends:
+        if code == 0 and self._ends:
             slot.over = True
             log.info("worker ended", slot=slot.number, pid=pid)
             return
-        lived = now - slot.started_at
-        slot.deaths = 1 if lived >= SETTLED_SECONDS else slot.deaths + 1
-        delay = backoff(slot.deaths)
+        delay = slot.patience.after_death(now - slot.started_at)
         slot.due_at = now + delay
         log.warning(
             "worker died", slot=slot.number, pid=pid, **_how(code), restart_in_seconds=delay
@@ -146,7 +157,7 @@ class Supervisor:
         # A session of its own: a Ctrl-C in the terminal reaches the workers through the
         # supervisor, once, and not twice.
         slot.process = subprocess.Popen(
-            list(self.command),
+            list(self._command),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, SUPERVISOR: str(os.getpid())},
@@ -157,29 +168,26 @@ class Supervisor:
         """Pass the signal on, wait, and kill what is left."""
         running = [slot for slot in self._slots if slot.process is not None]
         if running:
-            log.info("stopping", workers=len(running), signal=signal.Signals(self._signal).name)
+            log.info("stopping", workers=len(running))
         for slot in running:
-            assert slot.process is not None
-            slot.process.send_signal(signal.SIGTERM)
-        until = self.clock() + self.grace_seconds
-        killed = 0
-        for slot in running:
-            killed += not self._wait_for(slot, until)
-        return 1 if killed else 0
+            if slot.process is not None:
+                slot.process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + self._grace_seconds
+        ended = [self._has_ended(slot, until) for slot in running]
+        return 0 if all(ended) else 1
 
-    def _wait_for(self, slot: _Slot, until: float) -> bool:
-        process = slot.process
+    def _has_ended(self, slot: _Slot, until: float) -> bool:
+        """Wait for a worker that was told to stop; False if it had to be killed."""
+        process, slot.process = slot.process, None
         assert process is not None
-        try:
-            code = process.wait(timeout=max(0.0, until - self.clock()))
-        except subprocess.TimeoutExpired:
+        while process.poll() is None and time.monotonic() < until and len(self._signals) < 2:
+            time.sleep(0.02)
+        if process.poll() is None:
             process.kill()
             process.wait()
             log.warning("worker killed", slot=slot.number, pid=process.pid)
-            slot.process = None
             return False
-        slot.process = None
-        log.info("worker stopped", slot=slot.number, pid=process.pid, **_how(code))
+        log.info("worker stopped", slot=slot.number, pid=process.pid, **_how(process.wait()))
         return True
 
     def _kill_all(self) -> None:
@@ -188,11 +196,6 @@ class Supervisor:
             if slot.process is not None:
                 slot.process.kill()
                 slot.process.wait()
-
-
-def backoff(deaths: int) -> float:
-    """Seconds before a worker is started again that has died so often in a row."""
-    return min(BACKOFF_SECONDS * 2 ** min(deaths - 1, 10), BACKOFF_SECONDS_MAX)
 
 
 def _how(code: int) -> dict[str, object]:
