@@ -236,15 +236,31 @@ class Fleet:
         with self.connect() as conn:
             return conn.execute(_EXPIRE, {"pid": pid}).rowcount
 
+    def is_at_work(self, team: Sequence[Process]) -> bool:
+        """Whether one of these processes holds a lease."""
+        with self.connect() as conn:
+            owners = [row[0] for row in conn.execute(_OWNERS)]
+        return any(f":{process.pid}:" in owner for process in team for owner in owners)
+
+    def count_expired(self) -> int:
+        """How many attempts have ended with their worker."""
+        with self.connect() as conn:
+            return len(conn.execute(_EXPIRED).fetchall())
+
     def hurry(self) -> int:
         """Let what waits for its time be due now."""
         with self.connect() as conn:
             return conn.execute(_HURRY).rowcount
 
-    def terminate_backends(self, process: Process | None = None) -> int:
-        """End the server's side of the connections of all workers, or of those in a transaction."""
+    def end_idle_transactions(self) -> None:
+        """End the sessions that hang in a transaction, as the server does after a while."""
         with self.connect() as conn:
-            return len(conn.execute(_TERMINATE).fetchall())
+            conn.execute(_END_IDLE_TRANSACTIONS)
+
+    def count_idle_transactions(self) -> int:
+        """How many sessions hang in a transaction without asking for anything."""
+        with self.connect() as conn:
+            return conn.execute(_IDLE_TRANSACTIONS).rowcount
 
     def outcomes(self) -> dict[str, Outcome]:
         """What each file came to, by name."""
@@ -295,12 +311,18 @@ _EXPIRE = """
        set lease_expires_at = now() - interval '1 second'
      where status = 'running' and strpos(lease_owner, %(pid)s) > 0
 """
+_OWNERS = "select lease_owner from file_ingestions where status = 'running'"
+_EXPIRED = "select 1 from ingestion_attempts where outcome = 'expired'"
 _HURRY = "update file_ingestions set queued_at = now() where status = 'queued'"
-_TERMINATE = """
-    select pg_terminate_backend(pid)
+_END_IDLE_TRANSACTIONS = """
+    select pg_terminate_backend(pid, 10000)
       from pg_stat_activity
-     where datname = current_database() and pid <> pg_backend_pid()
-       and backend_type = 'client backend'
+     where datname = current_database() and state = 'idle in transaction'
+"""
+_IDLE_TRANSACTIONS = """
+    select pid
+      from pg_stat_activity
+     where datname = current_database() and state = 'idle in transaction'
 """
 _COMMITTED = """
     select chunks.text
