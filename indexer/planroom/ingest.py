@@ -62,6 +62,8 @@ OpenEmbedder = Callable[[Settings], Embedder]
 
 HELD_BATCHES = 4
 """Batches of chunks kept in memory at most while reading is ahead of embedding."""
+JOIN_SECONDS = 2.0
+"""How long the end of a job waits for its threads; one that hangs in a request is left behind."""
 GROUP_SECONDS = 0.25
 """A page waits at most this long for others to be committed with it."""
 
@@ -225,6 +227,7 @@ class _Ingestion:
         self._batch: _Batch | None = None
         self._reader: PageReader | None = None
         self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
 
     def run(self) -> None:
         """Read and embed until every page and every unit is committed."""
@@ -244,6 +247,8 @@ class _Ingestion:
             self._over.set()
             if self._reader is not None:
                 self._reader.close()
+            for thread in self._threads:
+                thread.join(JOIN_SECONDS)
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -466,7 +471,9 @@ class _Ingestion:
             except BaseException as error:  # noqa: BLE001 - it is raised again by the loop
                 self._events.put(_Broke(error))
 
-        threading.Thread(target=run, name=name, daemon=True).start()
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+        self._threads[-1].start()
 
 
 @dataclass(frozen=True, slots=True)
