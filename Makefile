@@ -32,9 +32,9 @@ demo: .venv/installed undemo ## Index a made-up set of 24 sheets and search it
 	@mkdir -p $(DEMO)
 	$(BIN)/python fixtures/make_drawing_set.py $(DEMO)/riverside.pdf --sheets 24
 	$(call planroom,index $(DEMO)/riverside.pdf)
-	$(call planroom,search "fire rating of the stair doors" -k 3)
-	$(call planroom,search "where is the roof drainage" -k 3)
-	$(call planroom,search "A-101" -k 3)
+	$(call planroom,search "capacity of the grease interceptor" -k 3)
+	$(call planroom,search "which rooms get epoxy terrazzo" -k 3)
+	$(call planroom,search "a101" -k 3)
 	@printf '\nThis database goes on under %s. Ask it more:\n' "$(DEMO_HOME)"
 	@printf '  PLANROOM_HOME=%s $(BIN)/planroom search "…"\n' "$(DEMO_HOME)"
 	@printf '  PLANROOM_HOME=%s $(BIN)/planroom status\n' "$(DEMO_HOME)"
@@ -65,14 +65,14 @@ setup: .venv/installed ## Only install into .venv
 	@$(BIN)/python -c "import pip" 2>/dev/null || $(PYTHON) -m venv --clear .venv >/dev/null || { \
 		echo "$(PYTHON) cannot make virtual environments: its venv module is missing." >&2; \
 		echo "On Debian and Ubuntu it is a package: apt install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 .PHONY: lock
 lock: ## Write requirements.lock anew from pyproject.toml (needs the network)
 	$(PYTHON) -m venv build/lock
-	build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv
+	build/lock/bin/python -m pip install -qq --disable-pip-version-check uv
 	build/lock/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
 		--upgrade --generate-hashes --no-annotate --no-header --no-emit-index-url --no-config \
 		--quiet --output-file requirements.lock
