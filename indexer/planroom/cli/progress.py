@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from planroom.cli.output import Output, clean
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
-    from rich.progress import Progress, Task, TaskID
+    from rich.progress import Progress, TaskID
 
 Row = dict[str, Any]
 
@@ -32,6 +33,8 @@ HELD_SECONDS = 5.0
 """Without any progress for so long, it is said who holds a file: that worker may be dead."""
 KEPT_FREE = 6
 """Columns at the right edge that no bar reaches."""
+PACE_SECONDS = 20.0
+"""How far back a rate looks."""
 SHOWN_MAX = 3
 """Files with bars of their own at once; a fleet may be working on many more."""
 
@@ -113,7 +116,7 @@ class Followed:
         left = max(0.0, (row["lease_expires_at"] - datetime.now(UTC)).total_seconds())
         said = (
             f"{clean(row['name'])} is held by worker {row['lease_owner']}; should that be dead,"
-            f" it is taken over in {duration(round(left)).replace('.0', '')}"
+            f" it is taken over in {short(left)}"
         )
         if self._bars is None and row["id"] not in self._held:
             self._held.add(row["id"])
@@ -244,75 +247,93 @@ def waits(row: Row) -> str:
     return f"{name}: waiting for a worker"
 
 
+class Pace:
+    """How fast a count has grown lately. Rich's own forgets all whenever the total changes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, done: int) -> None:
+        """So much is done now."""
+        now = self._clock()
+        if not self._seen or done != self._seen[-1][1]:
+            self._seen.append((now, done))
+        while len(self._seen) > 2 and self._seen[0][0] < now - PACE_SECONDS:
+            self._seen.popleft()
+
+    @property
+    def per_second(self) -> float | None:
+        """The rate, from the second change on."""
+        if len(self._seen) < 2:
+            return None
+        (began, before), (last, done) = self._seen[0], self._seen[-1]
+        return (done - before) / (last - began) if last > began else None
+
+    def left(self, remaining: float) -> float | None:
+        """Seconds until so many more are done."""
+        pace = self.per_second
+        return remaining / pace if pace else None
+
+
 class _FileBars:
     """One file's bars: its pages, then its chunks."""
 
     def __init__(self, row: Row) -> None:
         self.name = clean(row["name"])
         self.bars: Progress = _progress()
-        self._pages = self._add("pages", row["processed_pages"], row["page_count"])
-        self._chunks = self._add("chunks", row["processed_units"], None)
+        self._tasks = {what: self._add(what) for what in ("pages", "chunks")}
+        self._paces = {what: Pace() for what in self._tasks}
 
-    def _add(self, what: str, done: int, total: int | None) -> TaskID:
-        # What was done before counts for the bar and not for the rate.
-        return self.bars.add_task(what, completed=done, total=total, unit=what)
+    def _add(self, what: str) -> TaskID:
+        return self.bars.add_task(what, total=None, amount="", rate="", left="")
 
     def update(self, row: Row) -> None:
+        """Move both bars; while pages are still read, the chunks to come are guessed."""
         pages, page_count = row["processed_pages"], row["page_count"]
         planned, total = row["planned_units"], row["total_units"]
-        guess = planned * page_count / pages if pages and planned else None
-        self.bars.update(self._pages, completed=pages, total=page_count)
+        guess = round(planned * page_count / pages) if pages and planned else None
+        self._move("pages", pages, page_count, "")
+        self._move("chunks", row["processed_units"], total or guess, "" if total else "~")
+
+    def _move(self, what: str, done: int, total: int | None, about: str) -> None:
+        pace = self._paces[what]
+        pace.note(done)
+        amount = f"{done:,}" if total is None else f"{done:,}/{about}{total:,}"
+        rate, left = pace.per_second, None if total is None else pace.left(total - done)
+        over = total is not None and not about and done >= total
         self.bars.update(
-            self._chunks,
-            completed=row["processed_units"],
-            total=guess if total is None else total,
-            guess=total is None,
+            self._tasks[what],
+            completed=done,
+            total=total,
+            amount=amount,
+            rate="" if rate is None else f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s",
+            left="done" if over else "" if left is None else f"{short(left)} left",
         )
 
 
 def _progress() -> Progress:
-    from rich.progress import BarColumn, ProgressColumn, SpinnerColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as RichProgress
-    from rich.text import Text
-
-    class Amount(ProgressColumn):
-        """`120 of 320`, or `1,400 of about 5,200` while the plan is still growing."""
-
-        def render(self, task: Task) -> Text:
-            done = f"{int(task.completed):,}"
-            if task.total is None:
-                return Text(done, justify="right")
-            about = "~" if task.fields.get("guess") else ""
-            return Text(f"{done}/{about}{int(task.total):,}", justify="right")
-
-    class Rate(ProgressColumn):
-        """Pages or chunks a second, lately."""
-
-        def render(self, task: Task) -> Text:
-            speed = task.finished_speed or task.speed
-            if speed is None:
-                return Text("", justify="right")
-            number = f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}"
-            return Text(f"{number}/s", style="cyan", justify="right")
-
-    class Left(ProgressColumn):
-        """The time left, as far as it can be told."""
-
-        def render(self, task: Task) -> Text:
-            left = task.time_remaining
-            if task.finished:
-                return Text("done", style="green")
-            return Text("" if left is None else f"{duration(left)} left")
 
     return RichProgress(
         SpinnerColumn(finished_text=" "),
-        "{task.description:<6}",
+        TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        Amount(),
-        Rate(),
-        Left(),
+        TextColumn("{task.fields[amount]}", justify="right"),
+        TextColumn("{task.fields[rate]}", justify="right", style="cyan"),
+        TextColumn("{task.fields[left]}"),
         expand=True,
     )
+
+
+def short(seconds: float) -> str:
+    """A duration that is only a guess: `4 s`, `2 min`, `1 h 04 min`."""
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 3600:
+        return f"{round(seconds / 60)} min"
+    return duration(seconds)
 
 
 def duration(seconds: float) -> str:
