@@ -174,3 +174,40 @@ def test_l4_a_worker_frozen_past_its_lease_is_replaced_without_any_help(
     before = fleet.snapshot()
     wake(zombie)
     check(fleet, calm, before)
+
+
+def test_q1_a_worker_of_the_same_name_is_still_another_holder(
+    fleet: Fleet, document: Path, calm_run: Callable[[Path], Calm]
+) -> None:
+    """Two containers may call themselves the same: the owner is no fence, the token is."""
+    calm = calm_run(document)
+    fleet.take_in(document)
+    zombie = fleet.worker(crash_at="batch.before:2:STOP", test_worker_name="pod:1:abc")
+    zombie.wait_stopped()
+    fleet.expire_leases()
+    fleet.finish(test_worker_name="pod:1:abc")
+    before = fleet.snapshot()
+    wake(zombie)
+    check(fleet, calm, before)
+
+
+@pytest.mark.slow
+def test_q1_a_worker_of_the_same_name_is_not_written_over_while_it_works(
+    fleet: Fleet, document: Path, calm_run: Callable[[Path], Calm]
+) -> None:
+    """The row is running under the very name that the zombie had: only the token tells."""
+    calm = calm_run(document)
+    fleet.take_in(document)
+    zombie = fleet.worker(crash_at="batch.before:2:STOP", test_worker_name="pod:1:abc")
+    zombie.wait_stopped()
+    fleet.expire_leases()
+    another = fleet.worker(crash_at="batch.before:2:STOP", test_worker_name="pod:1:abc")
+    another.wait_stopped()
+    before = fleet.snapshot()
+    zombie.send(signal.SIGCONT)
+    await_true(lambda: ": lost" in zombie.said(), "the zombie did not notice", ALIVE_SECONDS)
+    assert fleet.snapshot() == before
+    another.send(signal.SIGCONT)
+    assert another.wait() == 0, another.said()
+    assert zombie.wait() == 0, zombie.said()
+    check(fleet, calm, fleet.snapshot())

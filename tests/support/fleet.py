@@ -8,6 +8,7 @@ embedded from the embedding server's own count, pages read from a log that the r
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import signal
@@ -171,7 +172,7 @@ class Fleet:
         return {
             **kept,
             "PYTHONPATH": os.pathsep.join(paths),
-            **{f"PLANROOM_{name.upper()}": str(value) for name, value in chosen.items()},
+            **{f"PLANROOM_{name.upper()}": _written(value) for name, value in chosen.items()},
         }
 
     @property
@@ -294,6 +295,10 @@ class Fleet:
                 ).fetchall()
                 for name in SNAPSHOT_TABLES
             }
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 SNAPSHOT_TABLES = ("files", "file_ingestions", "ingestion_attempts", "pages", "chunks")

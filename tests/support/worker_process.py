@@ -2,8 +2,9 @@
 
 It is what the command line does, with two things more. `PLANROOM_TEST_PAGES_LOG` names a file to
 which it adds a line for each page that the reader gave it, so that a test can tell whether a page
-was read twice, whatever became of it. And `PLANROOM_TEST_VERSIONS` alters what this process takes
-itself for, so that workers of different versions can meet in one database.
+was read twice, whatever became of it. And `PLANROOM_TEST_VERSIONS` and
+`PLANROOM_TEST_WORKER_NAME` alter what this process takes itself for, so that workers of different
+versions, or of one name, can meet in one database.
 
     python -m support.worker_process work [--once | --until-idle]
 """
@@ -17,6 +18,7 @@ import os
 from pathlib import Path
 
 import planroom
+from leasequeue import workers
 from planroom import chunk, extract, ingest, ingestions
 from planroom.extract import PageReader
 from planroom.model import Page
@@ -24,6 +26,7 @@ from planroom.room import PlanRoom
 
 PAGES_LOG = "PLANROOM_TEST_PAGES_LOG"
 VERSIONS = "PLANROOM_TEST_VERSIONS"
+WORKER_NAME = "PLANROOM_TEST_WORKER_NAME"
 
 
 class LoggingReader(PageReader):
@@ -75,6 +78,8 @@ def main() -> None:
     if PAGES_LOG in os.environ:
         ingest.PageReader = LoggingReader
     pretend(json.loads(os.environ.get(VERSIONS, "{}")))
+    if WORKER_NAME in os.environ:
+        workers.worker_id = lambda: os.environ[WORKER_NAME]
     with planroom.open() as room:
         if given.command == "add":
             room.add(given.path)
