@@ -6,7 +6,6 @@ import shutil
 import site
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -31,8 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(source, dist, "sdist")
     (archive,) = dist.glob("*.tar.gz")
     unpacked = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(archive) as tar:
-        tar.extractall(unpacked, filter="data")
+    shutil.unpack_archive(archive, unpacked)
     (again,) = unpacked.iterdir()
     build(again, dist, "wheel")
     return dist
