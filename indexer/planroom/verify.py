@@ -7,7 +7,8 @@ and not compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from psycopg.rows import dict_row
 from planroom.blobs import BlobStore
 from planroom.chunk import ChunkParams, chunk_page
 from planroom.config import Settings
-from planroom.errors import NotFound
+from planroom.errors import NotFound, PlanroomError
 from planroom.extract import ExtractLimits, PageReader, extractor_identity
 from planroom.model import PageReason, PageStatus
 
@@ -76,7 +77,8 @@ def verify(
 ) -> Verification:
     """Check the published version of a file: its bytes, pages, rows, gaps, hashes and tail.
 
-    `settings` are those of the file's project. Raises NotFound when nothing is published.
+    `settings` are those of the file's project. Raises NotFound when nothing is published, and
+    PlanroomError (`superseded`) when something else is by the end.
     """
     with conn.cursor(row_factory=dict_row) as cursor:
         parameters = {"file_id": file_id, "workspace_id": workspace_id}
@@ -90,8 +92,16 @@ def verify(
     elif not blobs.verify(job["sha256"]):
         result.found("The bytes in the blob store are not those that were indexed.")
         result.reread = False
-    expected = _expected(conn, blobs, settings, job, params, result, progress)
-    _compare_chunks(conn, job, expected, result)
+    with closing(_expected(conn, blobs, settings, job, params, result, progress)) as expected:
+        _compare_chunks(conn, job, expected, result)
+    with conn.cursor(row_factory=dict_row) as cursor:
+        published = cursor.execute(_PUBLISHED, parameters).fetchone()
+    if published is None or published["id"] != job["id"]:
+        raise PlanroomError(
+            "Another version was published, or the file removed, while this one was verified.",
+            code="superseded",
+            hint="Verify it again.",
+        )
     return result
 
 
@@ -123,35 +133,49 @@ def _expected(
     params: ChunkParams,
     result: Verification,
     progress: Callable[[int, int], None],
-) -> Iterator[tuple[int, bytes]]:
+) -> Generator[tuple[int, bytes]]:
     """The chunk list as it should be, as (page index, text hash); pages are compared on the way."""
     stored = _stored_pages(conn, job["id"])
-    texts = _read_again(blobs, settings, job, progress) if result.reread else None
-    for index in range(job["page_count"]):
-        page = next(stored, None)
-        if page is None or page["page_index"] != index:
-            result.found(f"Page {index + 1} has no row.")
-            return
-        result.pages += 1
-        if texts is not None:
-            _compare_page(page, next(texts), result)
-        if not result.reread:
-            # Chunks of another version are taken as its pages count them.
-            for _ in range(page["chunk_count"]):
-                yield index, b""
-            continue
-        chunks = chunk_page(page["text"], params)
-        if len(chunks) != page["chunk_count"]:
-            result.found(
-                f"Page {index + 1} counts {page['chunk_count']} chunks and has {len(chunks)}."
-            )
-        for chunk in chunks:
-            yield index, chunk.text_hash
+    texts = _read_again(blobs, settings, job, progress) if result.reread else _nothing()
+    with closing(texts):
+        for index in range(job["page_count"]):
+            page = next(stored, None)
+            if page is None or page["page_index"] != index:
+                result.found(f"Page {index + 1} has no row.")
+                return
+            result.pages += 1
+            if result.reread:
+                _compare_page(page, next(texts, None), result)
+                yield from _chunks_of(page, params, result)
+            else:
+                # Chunks of another version are taken as its pages count them.
+                yield from [(index, b"")] * page["chunk_count"]
+        if next(texts, None) is not None:
+            result.found(f"The document has more than its {job['page_count']} pages.")
+    if next(stored, None) is not None:
+        result.found("Pages stand past the last one.")
+
+
+def _nothing() -> Generator[tuple[PageStatus, str]]:
+    yield from ()
+
+
+def _chunks_of(
+    page: Row, params: ChunkParams, result: Verification
+) -> Generator[tuple[int, bytes]]:
+    """The chunks that a stored page's text gives."""
+    index = page["page_index"]
+    chunks = chunk_page(page["text"], params)
+    if len(chunks) != page["chunk_count"]:
+        result.found(f"Page {index + 1} counts {page['chunk_count']} chunks and has {len(chunks)}.")
+    for chunk in chunks:
+        yield index, chunk.text_hash
 
 
 def _read_again(
     blobs: BlobStore, settings: Settings, job: Row, progress: Callable[[int, int], None]
-) -> Iterator[tuple[PageStatus, str]]:
+) -> Generator[tuple[PageStatus, str]]:
+    """Status and text of each page, as the bytes give them now."""
     limits = ExtractLimits(
         memory_bytes=settings.extract_memory_bytes,
         page_seconds=settings.page_seconds,
@@ -164,7 +188,10 @@ def _read_again(
             yield page.status, page.text
 
 
-def _compare_page(page: Row, now: tuple[PageStatus, str], result: Verification) -> None:
+def _compare_page(page: Row, now: tuple[PageStatus, str] | None, result: Verification) -> None:
+    if now is None:
+        result.found(f"Page {page['page_index'] + 1} is not in the document.")
+        return
     status, text = now
     if page["reason"] in _OF_THE_DAY:
         result.pages_not_compared += 1

@@ -1,4 +1,4 @@
-"""Status: every file is live, waiting for a reason, or over; and the ledger says what a kill cost."""
+"""Status: every file is live, waiting for a reason, or over; the ledger says what a kill cost."""
 
 from __future__ import annotations
 
