@@ -64,10 +64,13 @@ def test_a_real_set_verifies_and_its_progress_is_told(settings: Settings, tmp_pa
         ("delete from chunks where chunk_index = 57", "Chunk 57 is missing"),
         ("delete from chunks where chunk_index = 119", "Chunk 119 is missing"),
         (
-            "insert into chunks (ingestion_id, chunk_index, workspace_id, page_index, embedder_id,"
-            " tokens, text_hash, text, embedding) select ingestion_id, 120, workspace_id,"
-            " page_index, embedder_id, tokens, text_hash, text, embedding from chunks"
-            " where chunk_index = 0",
+            """
+            insert into chunks (ingestion_id, chunk_index, workspace_id, page_index, embedder_id,
+                                tokens, text_hash, text, embedding)
+            select ingestion_id, 120, workspace_id, page_index, embedder_id, tokens, text_hash,
+                   text, embedding
+              from chunks where chunk_index = 0
+            """,
             "1 chunks stand past the last",
         ),
         (
@@ -80,8 +83,7 @@ def test_a_real_set_verifies_and_its_progress_is_told(settings: Settings, tmp_pa
         ),
         ("update chunks set page_index = 2 where chunk_index = 3", "Chunk 3 is filed under page 3"),
         (
-            "update chunks set embedding = array_fill(0.5, array[256])::halfvec"
-            " where chunk_index = 9",
+            "update chunks set embedding = array_fill(0.5, '{256}')::halfvec where chunk_index = 9",
             "Chunk 9 has a vector of length 8.000",
         ),
         (
@@ -92,13 +94,17 @@ def test_a_real_set_verifies_and_its_progress_is_told(settings: Settings, tmp_pa
         ("update pages set chunk_count = 39 where page_index = 1", "Page 2 counts 39 chunks"),
         ("delete from pages where page_index = 1", "Page 2 has no row"),
         (
-            "update pages set status = 'image_only', text = '', chunk_count = 0"
-            " where page_index = 1",
+            """
+            update pages set status = 'image_only', text = '', chunk_count = 0
+             where page_index = 1
+            """,
             "Page 2 is stored as image_only, not text",
         ),
         (
-            "update file_ingestions set total_units = 119, planned_units = 119,"
-            " processed_units = 119",
+            """
+            update file_ingestions
+               set total_units = 119, planned_units = 119, processed_units = 119
+            """,
             "The plan counts 119 chunks and the pages give 120",
         ),
     ],
