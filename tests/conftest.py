@@ -8,7 +8,8 @@ be allowed to create databases.
 from __future__ import annotations
 
 import os
-import shutil
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -30,6 +31,15 @@ from support.folder import reachable_folder
 # server does.
 _CARELESS = ("fsync = off", "full_page_writes = off")
 
+_GUARD = """
+import shutil, sys
+from pathlib import Path
+from planroom import embedded
+sys.stdin.read()
+embedded.stop(Path(sys.argv[1]))
+shutil.rmtree(sys.argv[1])
+"""
+
 
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
@@ -40,16 +50,16 @@ def server_url() -> Iterator[str]:
         return
     major = int(os.environ.get("PLANROOM_TEST_POSTGRES", str(embedded.MAJOR)))
     home = reachable_folder()
-    try:
+    # Whatever ends this process, also a kill, closes the pipe; then the guard stops the server.
+    with subprocess.Popen(
+        [sys.executable, "-c", _GUARD, home], stdin=subprocess.PIPE, start_new_session=True
+    ):
         url = embedded.start(home, major=major)
         with psycopg.connect(url, autocommit=True) as conn:
             for setting in _CARELESS:
                 conn.execute(sql.SQL("alter system set ") + sql.SQL(setting))
             conn.execute("select pg_reload_conf()")
         yield url
-    finally:
-        embedded.stop(home)
-        shutil.rmtree(home)
 
 
 @pytest.fixture(scope="session")
