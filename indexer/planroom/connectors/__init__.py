@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from planroom.connectors.connector import Connector, Found, open_connector
+from collections.abc import Mapping
+from typing import Any
+
+from planroom.connectors.connector import Connector, Found
+from planroom.connectors.folder import FolderConnector
+from planroom.errors import PlanroomError
 
 __all__ = ["Connector", "Found", "open_connector"]
+
+
+def open_connector(provider: str, config: Mapping[str, Any]) -> Connector:
+    """The connector of a provider. Raises PlanroomError for one this version does not know."""
+    match provider:
+        case "folder":
+            return FolderConnector.open(config)
+        case unknown:
+            raise PlanroomError(
+                f"There is no provider {unknown!r}.",
+                code="provider_unknown",
+                hint="This version knows: folder.",
+            )

@@ -1,13 +1,11 @@
-"""What every provider promises, and how one is opened from a connection's configuration."""
+"""What every provider promises."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-from planroom.errors import PlanroomError
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +27,3 @@ class Connector(Protocol):
         a source that is empty, and must never look like one.
         """
         ...
-
-
-def open_connector(provider: str, config: Mapping[str, Any]) -> Connector:
-    """The connector of a provider. Raises PlanroomError for one this version does not know."""
-    if provider == "folder":
-        from planroom.connectors.folder import FolderConnector
-
-        return FolderConnector.open(config)
-    raise PlanroomError(
-        f"There is no provider {provider!r}.",
-        code="provider_unknown",
-        hint="This version knows: folder.",
-    )
