@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from planroom.connectors.connector import Connector, Found
-from planroom.connectors.folder import FolderConnector
-from planroom.errors import PlanroomError
 
 __all__ = ["Connector", "Found", "open_connector"]
 
@@ -16,8 +14,12 @@ def open_connector(provider: str, config: Mapping[str, Any]) -> Connector:
     """The connector of a provider. Raises PlanroomError for one this version does not know."""
     match provider:
         case "folder":
+            from planroom.connectors.folder import FolderConnector
+
             return FolderConnector.open(config)
         case unknown:
+            from planroom.errors import PlanroomError
+
             raise PlanroomError(
                 f"There is no provider {unknown!r}.",
                 code="provider_unknown",
