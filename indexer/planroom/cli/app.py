@@ -5,6 +5,7 @@ A new group of commands is a module with a `commands` of its own and a line in `
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 from typing import Annotated
@@ -13,7 +14,7 @@ import typer
 
 from planroom.cli import documents, fleet, indexing, searching, showing, sources, upkeep
 from planroom.cli.failure import EXIT_INTERRUPTED, Terminated, explain, wants_traceback
-from planroom.cli.option import examples
+from planroom.cli.option import examples, paragraphs
 from planroom.cli.output import Output, prepare_streams
 
 _GROUPS = (indexing, searching, showing, documents, sources, fleet, upkeep)
@@ -27,6 +28,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 for group in _GROUPS:
+    for command in group.commands.registered_commands:
+        command.help = paragraphs(inspect.getdoc(command.callback) or "")
     app.add_typer(group.commands)
 
 

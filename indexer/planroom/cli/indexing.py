@@ -15,7 +15,7 @@ from planroom.cli.coverage import count, coverage, gap_count, gap_lines
 from planroom.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED, Terminated
 from planroom.cli.opening import open_room
 from planroom.cli.option import JsonOption, ProjectOption, examples
-from planroom.cli.output import Output
+from planroom.cli.output import Output, clean, indented
 from planroom.cli.progress import Followed, duration, is_over, position, resumes_at
 from planroom.cli.table import said_of_pause
 
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 commands = typer.Typer()
 
 PathsArgument = Annotated[
-    list[Path], typer.Argument(metavar="PATH...", help="PDF files, and folders of them.")
+    list[Path], typer.Argument(metavar="PATH", help="PDF files, and folders of them.")
 ]
 NameOption = Annotated[
     str | None,
@@ -275,7 +275,7 @@ class _Indexing:
                 f"{row['name']}: {gaps:,} of {count(pages, 'page')} {verb} not searchable",
                 style="bold yellow",
             ),
-            *(Text(f"  {line}", style="yellow") for line in gap_lines(self._gaps[row["id"]])),
+            *(indented(line, 2, "yellow") for line in gap_lines(self._gaps[row["id"]])),
         )
 
     def say_how_to_go_on(self) -> None:
@@ -290,7 +290,9 @@ class _Indexing:
             }
         )
         for row in left:
-            self._output.say(f"{row['name']}: stopped at {position(row)}; all of that is kept")
+            begun = row["page_count"] is not None
+            said = f"stopped at {position(row)}; all of that is kept" if begun else "not begun yet"
+            self._output.say(f"{row['name']}: {said}")
         self._output.say("Interrupted. The same command again goes on from there.")
 
 
@@ -308,10 +310,7 @@ _WORTH_SAYING = ("already_indexed", "new_version", "reindexed")
 
 def _end_lines(row: Row, seconds: float, *, folded: bool) -> list[RenderableType]:
     """`indexed riverside.pdf: 24 pages, 310 chunks, 4.1 s`; why it failed, set off if `folded`."""
-    from rich.padding import Padding
     from rich.text import Text
-
-    from planroom.cli.output import clean
 
     name = Text(clean(row["name"]), style="bold")
     if row["status"] == "ready":
@@ -325,4 +324,4 @@ def _end_lines(row: Row, seconds: float, *, folded: bool) -> list[RenderableType
         return [Text.assemble(("cancelled ", "yellow"), name)]
     error = f"{clean(row['error'] or '')} [{row['error_code']}]".lstrip()
     line = Text.assemble(("failed ", "red"), name, ": ", "" if folded else error)
-    return [line, Padding(Text(error), (0, 0, 0, 4))] if folded else [line]
+    return [line, indented(error, 4)] if folded else [line]

@@ -11,7 +11,9 @@ JsonOption = Annotated[
 ]
 ProjectOption = Annotated[
     str | None,
-    typer.Option("--project", "-p", metavar="NAME", help="The project [PLANROOM_PROJECT]."),
+    typer.Option(
+        "--project", "-p", metavar="NAME", help="The project; PLANROOM_PROJECT if not given."
+    ),
 ]
 FileArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="Its name, the end of its path, or its number.")
@@ -22,3 +24,8 @@ def examples(*lines: str) -> str:
     """The end of a command's help: each example on a line of its own."""
     title = "Example:" if len(lines) == 1 else "Examples:"
     return "\n\n".join([title, *(f"\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}{line}" for line in lines)])
+
+
+def paragraphs(docstring: str) -> str:
+    """A docstring without the line breaks inside its paragraphs: the terminal makes its own."""
+    return "\n\n".join(" ".join(part.split()) for part in docstring.split("\n\n"))

@@ -36,6 +36,14 @@ def clean_lines(text: str) -> str:
     return "\n".join(clean(line.expandtabs(4)) for line in text.splitlines())
 
 
+def indented(text: str, columns: int, style: str = "") -> RenderableType:
+    """The text set in from the left, also where it is folded."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text(clean_lines(text), style=style), (0, 0, 0, columns), expand=False)
+
+
 def to_json(value: object) -> str:
     """One line of ASCII: times as ISO 8601, bytes as hexadecimal, durations in seconds."""
     return json.dumps(value, default=_jsonable, ensure_ascii=True, allow_nan=False)

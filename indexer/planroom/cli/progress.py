@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from planroom.cli.coverage import count
 from planroom.cli.output import Output, clean
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.live import Live
     from rich.progress import Progress, TaskID
 
@@ -149,7 +150,7 @@ def position(row: Row) -> str:
         pages = count(row["page_count"], "page")
         return f"all {pages} read, chunk {units:,} of {row['total_units']:,}"
     if row["page_count"] is None:
-        return "its first page"
+        return "the start"
     page = f"page {row['processed_pages']:,} of {row['page_count']:,}"
     return f"{page}, chunk {units:,}" if units else page
 
@@ -173,18 +174,16 @@ class Bars:
         self._files: dict[int, _FileBars] = {}
         self._rest = ""
         self._live: Live | None = None
-        self._columns = 80
 
     @contextmanager
     def on(self, output: Output) -> Generator[None]:
         """Show the bars at the bottom of the screen while the block runs."""
         from rich.live import Live
 
-        self._columns = output.console.width
         # Drawn by the thread that prints the lines above them, and by no other: two threads would
         # now and then draw over each other's lines.
         with Live(
-            get_renderable=self._render,
+            get_renderable=self.render,
             console=output.console,
             auto_refresh=False,
             transient=True,
@@ -209,9 +208,8 @@ class Bars:
         if self._live is not None:
             self._live.refresh()
 
-    def _render(self) -> RenderableType:
+    def render(self) -> RenderableType:
         from rich.console import Group
-        from rich.constrain import Constrain
         from rich.text import Text
 
         rows: list[RenderableType] = []
@@ -221,7 +219,18 @@ class Bars:
             rows.append(Text(self._rest, style="dim"))
         # The terminal itself writes ^C where the cursor stands; at the right edge that would begin
         # a new line, and what is drawn next would be off by one.
-        return Constrain(Group(*rows), max(20, self._columns - KEPT_FREE))
+        return _ShortOfTheEdge(Group(*rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _ShortOfTheEdge:
+    """Keeps what it shows away from the right edge."""
+
+    shown: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(20, options.max_width - KEPT_FREE)
+        yield from console.render(self.shown, options.update_width(width))
 
 
 def _rest(going_on: Sequence[Row], files: int, waiting: str | None) -> str:
@@ -329,7 +338,7 @@ def _progress() -> Progress:
 
 def short(seconds: float) -> str:
     """A duration that is only a guess: `4 s`, `2 min`, `1 h 04 min`."""
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{max(1, round(seconds))} s"
     if seconds < 3600:
         return f"{round(seconds / 60)} min"

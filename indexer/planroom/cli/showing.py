@@ -11,7 +11,7 @@ import typer
 from planroom.cli.coverage import count, coverage, gap_count, gap_lines
 from planroom.cli.opening import open_room
 from planroom.cli.option import JsonOption, ProjectOption, examples
-from planroom.cli.output import Output, clean, to_json
+from planroom.cli.output import Output, clean, indented, to_json
 from planroom.cli.progress import duration, position
 from planroom.cli.table import ago, said_of_pause, size, table
 
@@ -45,7 +45,7 @@ _COLOURS = {"ready": "green", "failed": "red", "cancelled": "yellow"}
 def status(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE]", help="Its name, the end of its path, or its number."),
+        typer.Argument(metavar="FILE", help="Its name, the end of its path, or its number."),
     ] = None,
     project: ProjectOption = None,
     watch: Annotated[
@@ -134,7 +134,6 @@ def show_all(rows: Sequence[Row], pause: Pause | None = None) -> list[Renderable
 
 def _what_is_wrong(rows: Sequence[Row]) -> list[RenderableType]:
     """Each error once, and below it the files that have it."""
-    from rich.padding import Padding
     from rich.text import Text
 
     files: dict[str, list[str]] = {}
@@ -143,7 +142,7 @@ def _what_is_wrong(rows: Sequence[Row]) -> list[RenderableType]:
             files.setdefault(_error(row), []).append(clean(row["name"]))
     shown: list[RenderableType] = []
     for error, names in files.items():
-        shown += ["", Text(error, style="red"), Padding(Text(", ".join(names)), (0, 0, 0, 4))]
+        shown += ["", Text(error, style="red"), indented(", ".join(names), 4)]
     return shown
 
 
@@ -187,17 +186,17 @@ def show_one(row: Row, gaps: Sequence[Row], attempts: Sequence[Row]) -> list[Ren
         facts.append(_how_far(row))
     if row["lease_owner"]:
         facts.append(f"held by {row['lease_owner']} until {_clock(row['lease_expires_at'])}")
-    shown: list[RenderableType] = [head, *(f"  {fact}" for fact in facts)]
+    shown: list[RenderableType] = [head, *(indented(fact, 2) for fact in facts)]
     if row["error"] or row["error_code"]:
-        shown.append(Text(f"  {_error(row)}", style="red"))
+        shown.append(indented(_error(row), 2, "red"))
     if gaps:
         pages = count(row["page_count"], "page")
         verb = "gives" if len(gaps) == 1 else "give"
         said = f"  {len(gaps):,} of {pages} {verb} no text:"
         shown.append(Text(said, style="bold yellow"))
-        shown += [Text(f"    {line}", style="yellow") for line in gap_lines(gaps)]
+        shown += [indented(line, 4, "yellow") for line in gap_lines(gaps)]
     if attempts:
-        shown += ["", ledger(attempts)]
+        shown += show_attempts(attempts)
     return shown
 
 
@@ -212,35 +211,43 @@ def _clock(at: datetime) -> str:
     return at.astimezone().strftime("%H:%M:%S")
 
 
-def ledger(attempts: Sequence[Row]) -> RenderableType:
-    """Every attempt: what it did, what it did again, what its end has cost."""
-    columns = ["attempt", "worker", "began", ">took", ">pages", ">again"]
-    columns += [">chunks", ">reused", ">again", ">lost", "ended"]
-    return table(columns, [_attempt(attempt) for attempt in attempts])
+def show_attempts(attempts: Sequence[Row]) -> list[RenderableType]:
+    """The ledger: what every attempt did, what it did again, what its end has cost."""
+    from rich.text import Text
+
+    shown: list[RenderableType] = [Text("  attempts", style="dim")]
+    for attempt in attempts:
+        head = f"{attempt['attempt']}. {_clock(attempt['started_at'])}  {_ending(attempt)}"
+        shown.append(indented(f"{head}, by {attempt['worker']}", 4))
+        shown.append(indented(_work(attempt), 7))
+    return shown
 
 
-def _attempt(attempt: Row) -> list[str]:
+def _ending(attempt: Row) -> str:
+    """`expired after 7.1 s, 2.0 s lost: …`."""
+    took = duration(float(attempt["seconds"]))
+    if attempt["outcome"] is None:
+        return f"running for {took}"
+    said = f"{attempt['outcome']} after {took}"
     lost = float(attempt["seconds_lost"] or 0)
-    return [
-        f"{attempt['ingestion_id']}.{attempt['attempt']}",
-        attempt["worker"],
-        _clock(attempt["started_at"]),
-        duration(float(attempt["seconds"])),
-        f"{attempt['pages_read']:,}",
-        _again(attempt["pages_read_again"]),
-        f"{attempt['units_embedded']:,}",
-        _again(attempt["units_reused"]),
-        _again(attempt["units_embedded_again"]),
-        duration(lost) if lost else "",
-        _why(attempt),
-    ]
-
-
-def _again(number: int) -> str:
-    return f"{number:,}" if number else ""
-
-
-def _why(attempt: Row) -> str:
-    outcome = attempt["outcome"] or "running"
+    said += f", {duration(lost)} lost" if lost >= 0.1 else ""
     reason = attempt["error"] or attempt["error_code"]
-    return f"{outcome}: {reason}" if reason else outcome
+    return f"{said}: {reason}" if reason else said
+
+
+def _work(attempt: Row) -> str:
+    """`160 pages read, 1,809 chunks embedded, 12 reused; again: 4 pages, 200 chunks`."""
+    done = [f"{count(attempt['pages_read'], 'page')} read"]
+    done.append(f"{count(attempt['units_embedded'], 'chunk')} embedded")
+    if attempt["units_reused"]:
+        done.append(f"{attempt['units_reused']:,} reused")
+    again = [
+        count(number, name)
+        for number, name in (
+            (attempt["pages_read_again"], "page"),
+            (attempt["units_embedded_again"], "chunk"),
+        )
+        if number
+    ]
+    said = ", ".join(done)
+    return f"{said}; at most again: {', '.join(again)}" if again else said

@@ -30,7 +30,7 @@ def connect(
     provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="What it is: folder.")],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder.")],
     name: Annotated[
-        str | None, typer.Option("--name", help="What to call it [the folder's name].")
+        str | None, typer.Option("--name", help="What to call it; the folder's name if not given.")
     ] = None,
     every: Annotated[
         int | None, typer.Option("--every", min=1, metavar="MINUTES", help="Sync so often.")
