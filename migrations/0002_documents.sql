@@ -189,7 +189,10 @@ create table pages (
     chunk_count integer not null check (chunk_count >= 0),
     -- A scan has no text of its own and is found by what its sheet is called.
     title_search tsvector not null generated always as (
-        to_tsvector('english', coalesce(sheet_title, '') || ' ' || coalesce(bookmark, ''))
+        to_tsvector(
+            'english',
+            translate(coalesce(sheet_title, '') || ' ' || coalesce(bookmark, ''), '<>/', '   ')
+        )
     ) stored,
     primary key (ingestion_id, page_index),
     constraint failed_says_why check ((status = 'failed') = (reason is not null)),
@@ -218,7 +221,11 @@ create table chunks (
     text_hash bytea not null check (octet_length(text_hash) = 32),
     text text not null check (text <> ''),
     embedding halfvec not null,
-    search tsvector not null generated always as (to_tsvector('english', text)) stored,
+    -- To Postgres <EXISTING WALL> is a tag of HTML, and not indexed, and SUPPLY/RETURN is one word,
+    -- the name of a file. On drawings they are words; queries are parted in the same way.
+    search tsvector not null generated always as (
+        to_tsvector('english', translate(text, '<>/', '   '))
+    ) stored,
     primary key (ingestion_id, chunk_index)
 );
 

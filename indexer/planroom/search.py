@@ -40,8 +40,13 @@ EXACT_CHUNKS_MAX = 50_000
 """Scopes of up to so many chunks are searched one by one, though there be an index of vectors."""
 QUERY_CHARACTERS_MAX = 2000
 
-# Control characters never occur in stored text, so they mark words without any escaping.
+# Control characters never occur in stored text, so they mark words without any escaping, and stand
+# for what Postgres would take for HTML or the name of a file (see migrations/0002_documents.sql).
 _MARK_START, _MARK_STOP = "\x02", "\x03"
+_PARTED = "<>/"
+_STAND_INS = "\x04\x05\x06"
+_TO_SPACES = str.maketrans(_PARTED, " " * len(_PARTED))
+_FROM_STAND_INS = str.maketrans(_STAND_INS, _PARTED)
 
 
 class Mode(StrEnum):
@@ -275,7 +280,8 @@ _BY_TEXT: LiteralString = (
 def _rank_by_text(
     conn: Connection, scope: Scope, query: str, limit: int
 ) -> list[tuple[int, int, int]]:
-    return conn.execute(_BY_TEXT, scope.parameters | {"query": query, "limit": limit}).fetchall()
+    parameters = {"query": query.translate(_TO_SPACES), "limit": limit}
+    return conn.execute(_BY_TEXT, scope.parameters | parameters).fetchall()
 
 
 # A sheet with text says its title there too, so here it is ranked only where the query is its
@@ -305,7 +311,8 @@ def _rank_by_title(
     conn: Connection, scope: Scope, query: str, limit: int
 ) -> list[tuple[int, int, bool]]:
     """Sheets by their titles: (ingestion, page, whether every word of the query is in it)."""
-    return conn.execute(_BY_TITLE, scope.parameters | {"query": query, "limit": limit}).fetchall()
+    parameters = {"query": query.translate(_TO_SPACES), "limit": limit}
+    return conn.execute(_BY_TITLE, scope.parameters | parameters).fetchall()
 
 
 _NAMED: LiteralString = (
@@ -361,7 +368,7 @@ _SHOW: LiteralString = """
            pages.sheet_source, pages.label,
            coalesce(
                ts_headline(
-                   'english', chunk.text,
+                   'english', translate(chunk.text, %(parted)s, %(stand_ins)s),
                    replace(plainto_tsquery('english', %(query)s)::text, ' & ', ' | ')::tsquery,
                    'MaxFragments=2, MaxWords=24, MinWords=8, FragmentDelimiter=" … ", StartSel="'
                        || %(mark_start)s || '", StopSel="' || %(mark_stop)s || '"'
@@ -400,7 +407,9 @@ def _hits(
                 "ingestion_id": ingestion_id,
                 "page_index": page_index,
                 "chunk_index": candidate.chunk_index,
-                "query": query,
+                "query": query.translate(_TO_SPACES),
+                "parted": _PARTED,
+                "stand_ins": _STAND_INS,
                 "mark_start": _MARK_START,
                 "mark_stop": _MARK_STOP,
             }
@@ -432,7 +441,8 @@ def _hit(row: Row, candidate: _Candidate) -> Hit:
 def read_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
     """Split a headline into its text, on one line, and the spans of its marked words."""
     text, marks, start = "", list[tuple[int, int]](), 0
-    for part in re.split(f"([{_MARK_START}{_MARK_STOP}])", re.sub(r"\s+", " ", marked.strip())):
+    line = re.sub(r"\s+", " ", marked.strip()).translate(_FROM_STAND_INS)
+    for part in re.split(f"([{_MARK_START}{_MARK_STOP}])", line):
         if part == _MARK_START:
             start = len(text)
         elif part == _MARK_STOP:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import psycopg
@@ -49,7 +48,7 @@ class Pages:
 
 
 @pytest.fixture
-def stored(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pages]:
+def stored(monkeypatch: pytest.MonkeyPatch) -> Pages:
     pages = Pages([])
     monkeypatch.setattr(units, "locate_unit", pages.locate_unit)
     monkeypatch.setattr(units, "read_texts", pages.read_texts)
