@@ -1,0 +1,135 @@
+"""The plan room as a library: in any thread, with signals left as they were."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planroom
+from planroom.config import Settings
+from planroom.errors import InputRefused, NotFound
+from planroom.room import PlanRoom
+from support.command import Commands, end
+from support.embedding_server import EmbeddingServer, Fault
+from support.fleet import make_document
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    return make_document(tmp_path / "set.pdf", pages=5, blank_every=5)
+
+
+def test_a_file_is_indexed_from_any_thread_and_its_progress_is_told(
+    settings: Settings, document: Path
+) -> None:
+    told: list[int] = []
+    ended: list[dict[str, Any]] = []
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def index() -> None:
+        with PlanRoom(settings) as room:
+            row = room.index(document, on_progress=lambda row: told.append(row["processed_pages"]))
+            ended.append(row)
+
+    thread = threading.Thread(target=index)
+    thread.start()
+    thread.join(60)
+
+    (row,) = ended
+    assert (row["status"], row["page_count"], row["image_only_pages"]) == ("ready", 5, 1)
+    assert told[-1] == 5
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_a_file_is_known_by_its_name_its_number_and_the_end_of_its_path(
+    settings: Settings, document: Path
+) -> None:
+    with PlanRoom(settings) as room:
+        taken = room.add(document, name="plans/2026/set.pdf")
+
+        for file in (taken.file_id, str(taken.file_id), "plans/2026/set.pdf", "2026/set.pdf"):
+            assert [row["id"] for row in room.status(file)] == [taken.file_id]
+        with pytest.raises(NotFound):
+            room.status("et.pdf")
+        assert room.remove(taken.file_id) is True
+        assert room.remove(taken.file_id) is False
+
+
+def test_what_is_refused_leaves_nothing(settings: Settings, tmp_path: Path) -> None:
+    with PlanRoom(settings) as room:
+        with pytest.raises(InputRefused):
+            room.index(tmp_path / "nothing.pdf")
+        assert room.status(all_projects=True) == []
+
+
+def test_open_takes_settings_and_the_class_is_there_by_name(settings: Settings) -> None:
+    assert settings.database_url is not None
+    url = settings.database_url.get_secret_value()
+
+    with planroom.open(database_url=url, home=settings.home, project="north") as room:
+        assert isinstance(room, planroom.PlanRoom)
+        assert room.settings.project == "north"
+
+
+INDEX = """
+import signal, sys
+import planroom
+
+if sys.argv[2] == "handled":
+    signal.signal(signal.SIGTERM, lambda number, frame: print("my own handler"))
+try:
+    with planroom.open() as room:
+        room.index(sys.argv[1])
+    print("returned")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "handled", "said", "code"),
+    [
+        (signal.SIGINT, "default", "interrupted\n", 0),
+        (signal.SIGTERM, "default", "", -signal.SIGTERM),
+        (signal.SIGTERM, "handled", "my own handler\nreturned\n", 0),
+    ],
+)
+def test_a_signal_gives_the_lease_back_and_then_does_what_it_did_before(
+    settings: Settings,
+    tmp_path: Path,
+    document: Path,
+    number: signal.Signals,
+    handled: str,
+    said: str,
+    code: int,
+) -> None:
+    with EmbeddingServer(8) as server:
+        commands = Commands.on(
+            settings,
+            tmp_path,
+            embedder="openai",
+            openai_base_url=server.url,
+            openai_dimensions=8,
+            openai_api_key="none",
+        )
+        server.fail_next(Fault("hang"))
+        process = subprocess.Popen(
+            [sys.executable, "-c", INDEX, document, handled],
+            env=commands.env(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        server.wait_for_requests(1)
+        process.send_signal(number)
+        ended = end(process)
+
+    assert (ended.out, ended.code, ended.err) == (said, code, "")
+    (row,) = commands("status", "--json").document["files"]
+    assert row["state"] == "queued to resume"
