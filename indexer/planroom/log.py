@@ -47,7 +47,9 @@ def set_up_log(
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="iso", utc=True)
+        if as_json
+        else structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
     ]
     handler = _StandardError()
     handler.setFormatter(

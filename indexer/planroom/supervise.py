@@ -144,12 +144,12 @@ class Supervisor:
         pid, slot.process = slot.process.pid, None
         if code == 0 and self._ends:
             slot.over = True
-            log.info("worker ended", slot=slot.number, pid=pid)
+            log.info("process ended", slot=slot.number, pid=pid)
             return
         delay = slot.patience.after_death(now - slot.started_at)
         slot.due_at = now + delay
         log.warning(
-            "worker died", slot=slot.number, pid=pid, **_how(code), restart_in_seconds=delay
+            "process died", slot=slot.number, pid=pid, **_how(code), restart_in_seconds=delay
         )
 
     def _start(self, slot: _Slot, now: float) -> None:
@@ -162,7 +162,7 @@ class Supervisor:
             start_new_session=True,
             env={**os.environ, SUPERVISOR: str(os.getpid())},
         )
-        log.info("worker started", slot=slot.number, pid=slot.process.pid)
+        log.info("process started", slot=slot.number, pid=slot.process.pid)
 
     def _end_all(self) -> int:
         """Pass the signal on, wait, and kill what is left."""
@@ -185,9 +185,9 @@ class Supervisor:
         if process.poll() is None:
             process.kill()
             process.wait()
-            log.warning("worker killed", slot=slot.number, pid=process.pid)
+            log.warning("process killed", slot=slot.number, pid=process.pid)
             return False
-        log.info("worker stopped", slot=slot.number, pid=process.pid, **_how(process.wait()))
+        log.info("process stopped", slot=slot.number, pid=process.pid, **_how(process.wait()))
         return True
 
     def _kill_all(self) -> None:

@@ -50,11 +50,11 @@ class Supervised:
 
     def started(self) -> list[int]:
         """The processes of the workers, in the order in which the supervisor started them."""
-        return [line["pid"] for line in self.lines("worker started") if "slot" in line]
+        return [line["pid"] for line in self.lines("process started")]
 
     def working(self) -> int:
         """How many workers have said that they are up."""
-        return len([line for line in self.lines("worker started") if "worker" in line])
+        return len(self.lines("worker started"))
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Return when the condition holds."""
@@ -92,11 +92,11 @@ def test_a_killed_worker_is_replaced_and_sigterm_ends_all_in_order(planroom: Com
         running.process.send_signal(signal.SIGTERM)
         code = running.process.wait(60)
 
-        (death,) = running.lines("worker died")
+        (death,) = running.lines("process died")
         assert (death["pid"], death["signal"]) == (first, "SIGKILL")
-        stopped = running.lines("worker stopped")
-        assert {line["pid"] for line in stopped if "slot" in line} == {second, third}
-        assert all(line["exit_code"] == 0 for line in stopped if "slot" in line)
+        stopped = running.lines("process stopped")
+        assert {line["pid"] for line in stopped} == {second, third}
+        assert all(line["exit_code"] == 0 for line in stopped)
     assert code == 0
     left = [row["pid"] for row in planroom("workers", "--json").document["workers"]]
     assert left in ([], [first])
@@ -108,7 +108,7 @@ def test_until_idle_ends_when_all_workers_have(planroom: Commands, tmp_path: Pat
 
     with supervised(planroom, "--until-idle") as running:
         assert running.process.wait(60) == 0
-        assert len(running.lines("worker ended")) == 2
+        assert len(running.lines("process ended")) == 2
 
     states = {row["status"] for row in planroom("status", "--json").document["files"]}
     assert states == {"ready"}
@@ -124,8 +124,7 @@ def test_workers_stop_in_order_when_their_supervisor_is_killed(planroom: Command
 
         running.wait_for(lambda: not any(map(alive, workers)))
 
-        own = [line for line in running.lines("worker stopped") if "worker" in line]
-        assert len(own) == 2
+        assert len(running.lines("worker stopped")) == 2
     assert planroom("workers", "--json").document["workers"] == []
 
 
@@ -164,7 +163,7 @@ def test_a_worker_that_does_not_leave_is_killed_after_the_grace_or_a_second_sign
         read_until("stopping")
         if signals == 2:
             process.send_signal(signal.SIGINT)
-        read_until("worker killed")
+        read_until("process killed")
 
     assert process.wait(30) == 1
 

@@ -242,7 +242,7 @@ def _rest(going_on: Sequence[Row], files: int, waiting: str | None) -> str:
         said.append(waiting)
     elif going_on and not any(row["status"] == "running" for row in going_on):
         said.append(waits(going_on[0]))
-    return "; ".join(said)
+    return ". ".join(said)
 
 
 def waits(row: Row) -> str:
@@ -295,7 +295,7 @@ class _FileBars:
         self._paces = {what: Pace() for what in self._tasks}
 
     def _add(self, what: str) -> TaskID:
-        return self.bars.add_task(what, total=None, amount="", rate="", left="")
+        return self.bars.add_task(what, total=1, amount="", rate="", left="")
 
     def update(self, row: Row) -> None:
         """Move both bars; while pages are still read, the chunks to come are guessed."""
@@ -314,7 +314,8 @@ class _FileBars:
         self.bars.update(
             self._tasks[what],
             completed=done,
-            total=total,
+            # An empty bar where the total is not known: Rich would draw a full one that pulses.
+            total=total or 1,
             amount=amount,
             rate="" if rate is None else f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s",
             left="done" if over else "" if left is None else f"{short(left)} left",
