@@ -86,3 +86,33 @@ select files.id,
        limit 1
   ) as latest on true
  where files.status = 'ready';
+
+-- How many jobs want a worker: what an autoscaler asks, in one row. A job that runs counts, so that
+-- scaling down does not aim at it; what is due later does not, nor does anything that waits while
+-- the fleet is paused, since no worker would take it.
+create view fleet_depth as
+with paused as (
+    select count(*) > 0 as it_is from maintenance_state where paused_at is not null
+), ingestions as (
+    select count(*) filter (where status = 'running') as running,
+           count(*) filter (where status = 'queued' and queued_at <= now()) as due,
+           extract(epoch from now() - min(queued_at)
+               filter (where status = 'queued' and queued_at <= now())) as oldest_seconds
+      from file_ingestions
+     where status in ('queued', 'running')
+), runs as (
+    select count(*) filter (where status = 'running') as running,
+           count(*) filter (where status = 'queued' and queued_at <= now()) as due,
+           extract(epoch from now() - min(queued_at)
+               filter (where status = 'queued' and queued_at <= now())) as oldest_seconds
+      from connection_runs
+     where status in ('queued', 'running')
+)
+select ingestions.running + runs.running
+           + case when paused.it_is then 0 else ingestions.due + runs.due end as jobs,
+       ingestions.running + runs.running as running,
+       ingestions.due + runs.due as due,
+       greatest(ingestions.oldest_seconds, runs.oldest_seconds)::double precision
+           as oldest_seconds,
+       paused.it_is as paused
+  from paused, ingestions, runs;
