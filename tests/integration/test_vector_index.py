@@ -136,16 +136,19 @@ def test_an_index_that_another_worker_is_building_is_left_alone(bench: Bench) ->
 def test_a_build_is_given_up_when_the_worker_has_to_stop(bench: Bench) -> None:
     stopping = threading.Event()
     built: list[int] = []
-    with bench.database.connect() as blocker, bench.database.connect() as builder:
-        with blocker.transaction():
-            blocker.execute("lock table chunks in row exclusive mode")
-            with in_background(
-                lambda: built.append(build_vector_indexes(builder, 4000, stopping=stopping.is_set))
-            ) as build:
-                await_true(lambda: index_of(bench) == "invalid", "the build never began")
-                stopping.set()
-                build.join(10)
-                assert built == [0]
+    with (
+        bench.database.connect() as blocker,
+        bench.database.connect() as builder,
+        blocker.transaction(),
+    ):
+        blocker.execute("lock table chunks in row exclusive mode")
+        with in_background(
+            lambda: built.append(build_vector_indexes(builder, 4000, stopping=stopping.is_set))
+        ) as build:
+            await_true(lambda: index_of(bench) == "invalid", "the build never began")
+            stopping.set()
+            build.join(10)
+            assert built == [0]
     # The next one repairs what that left.
     assert build_vector_indexes(bench.conn, 4000) == 1
     assert index_of(bench) == "valid"
