@@ -95,10 +95,9 @@ def test_search_finds_its_own_alone(tenants: Tenants, mode: Mode) -> None:
     hits = tenants.ours.search("ANCHOR BOLT 101A", mode=mode, k=50, project_id=None)
     assert {hit.file_id for hit in hits} == {tenants.our_ready["file_id"]}
     # Naming the other's project or file by number opens nothing.
-    theirs = {"project_id": tenants.theirs.project}
-    assert tenants.ours.search("ANCHOR", mode=mode, **theirs) == []
-    theirs = {"project_id": None, "file_id": tenants.their_ready["file_id"]}
-    assert tenants.ours.search("ANCHOR", mode=mode, **theirs) == []
+    assert tenants.ours.search("ANCHOR", mode=mode, project_id=tenants.theirs.project) == []
+    file_id = tenants.their_ready["file_id"]
+    assert tenants.ours.search("ANCHOR", mode=mode, project_id=None, file_id=file_id) == []
 
 
 def test_status_gaps_and_attempts_show_its_own_alone(tenants: Tenants) -> None:
@@ -236,16 +235,22 @@ def statements() -> dict[str, str]:
                     pass
                 case _:
                     continue
-            # A statement that is put together has in it what its parts have.
-            names[name] = " ".join(
-                part.value if isinstance(part, ast.Constant) else names.get(part.id, "")
-                for part in ast.walk(value)
-                if (isinstance(part, ast.Constant) and isinstance(part.value, str))
-                or isinstance(part, ast.Name)
-            )
+            names[name] = " ".join(parts_of(value, names))
             if path.stem not in NO_TENANTS_CODE and TENANT_TABLES.search(names[name]):
                 found[f"{path.stem}.{name}"] = names[name]
     return found
+
+
+def parts_of(value: ast.expr, names: dict[str, str]) -> Iterator[str]:
+    """The strings in an expression; a statement that is put together has what its parts have."""
+    for part in ast.walk(value):
+        match part:
+            case ast.Constant(value=str(said)):
+                yield said
+            case ast.Name(id=name):
+                yield names.get(name, "")
+            case _:
+                pass
 
 
 def test_every_statement_names_the_workspace_or_is_known_to_need_none() -> None:
