@@ -28,6 +28,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from planroom.config import Settings
+from planroom.ingestions import any_pending
 from planroom.room import PlanRoom
 from support.embedding_server import EmbeddingServer, text_key
 from support.pdf import PdfPage, image_page, text, write_pdf
@@ -243,6 +244,26 @@ class Fleet:
             owners = [row[0] for row in conn.execute(_OWNERS)]
         return any(f":{process.pid}:" in owner for process in team for owner in owners)
 
+    def processed_units(self) -> int:
+        """How many units are committed, all files together."""
+        with self.connect() as conn:
+            return cast(tuple[int], conn.execute(_PROCESSED).fetchone())[0]
+
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        with self.connect() as conn:
+            return not any_pending(conn)
+
+    def is_over_or_freed(self) -> bool:
+        """Whether nothing is left to do; until then sessions that hang in a transaction end."""
+        self.end_idle_transactions(3.0)
+        return self.is_over()
+
+    def waits_for(self, error_code: str) -> bool:
+        """Whether a document was given back because of this."""
+        with self.connect() as conn:
+            return conn.execute(_WAITS, {"code": error_code}).rowcount > 0
+
     def count_expired(self) -> int:
         """How many attempts have ended with their worker."""
         with self.connect() as conn:
@@ -253,10 +274,15 @@ class Fleet:
         with self.connect() as conn:
             return conn.execute(_HURRY).rowcount
 
-    def end_idle_transactions(self) -> None:
+    def terminate_backends(self) -> None:
+        """End every session of this database but the test's own."""
+        with self.connect() as conn:
+            conn.execute(_TERMINATE)
+
+    def end_idle_transactions(self, idle_seconds: float = 0.0) -> None:
         """End the sessions that hang in a transaction, as the server does after a while."""
         with self.connect() as conn:
-            conn.execute(_END_IDLE_TRANSACTIONS)
+            conn.execute(_END_IDLE_TRANSACTIONS, {"seconds": idle_seconds})
 
     def count_idle_transactions(self) -> int:
         """How many sessions hang in a transaction without asking for anything."""
@@ -319,10 +345,19 @@ _EXPIRE = """
 _OWNERS = "select lease_owner from file_ingestions where status = 'running'"
 _EXPIRED = "select 1 from ingestion_attempts where outcome = 'expired'"
 _HURRY = "update file_ingestions set queued_at = now() where status = 'queued'"
+_PROCESSED = "select coalesce(sum(processed_units), 0)::integer from file_ingestions"
+_WAITS = "select 1 from file_ingestions where status = 'queued' and error_code = %(code)s"
+_TERMINATE = """
+    select pg_terminate_backend(pid)
+      from pg_stat_activity
+     where datname = current_database() and pid <> pg_backend_pid()
+       and backend_type = 'client backend'
+"""
 _END_IDLE_TRANSACTIONS = """
     select pg_terminate_backend(pid, 10000)
       from pg_stat_activity
      where datname = current_database() and state = 'idle in transaction'
+       and state_change <= clock_timestamp() - make_interval(secs => %(seconds)s)
 """
 _IDLE_TRANSACTIONS = """
     select pid

@@ -1,19 +1,41 @@
-"""A TCP proxy before the tests' server that can fall silent, as a cut cable does.
+"""A TCP proxy before the tests' server that misbehaves as networks do.
 
-`freeze` stops forwarding on the connections there are and closes none of them: to both ends they
-look alive for ever. New connections are forwarded.
+`freeze` stops forwarding on the connections there are, in one direction or both, and closes none
+of them: to both ends they look alive for ever. `cut` resets them. `refuse` takes no new ones until
+`accept` does; without it, new connections are forwarded.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A connection: its two sockets, and whether what each of them sends is swallowed."""
+
+    client: socket.socket
+    server: socket.socket
+    asks_in_vain: threading.Event = field(default_factory=threading.Event)
+    answers_in_vain: threading.Event = field(default_factory=threading.Event)
+
+    def close(self) -> None:
+        for end in (self.client, self.server):
+            # A thread may wait in `recv`, which a close alone would not end.
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
 
 
 class Proxy:
@@ -23,21 +45,35 @@ class Proxy:
         given = conninfo_to_dict(database_url)
         self._host = unquote(str(given["host"]))
         self._port = int(given.get("port") or 5432)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._pairs: list[tuple[socket.socket, socket.socket, threading.Event]] = []
-        port = self._listener.getsockname()[1]
-        self.url = make_conninfo(database_url, host="127.0.0.1", port=port)
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._pairs: list[_Pair] = []
+        self._address = ("127.0.0.1", 0)
+        self.accept()
+        self.url = make_conninfo(database_url, host=self._address[0], port=self._address[1])
 
-    def _accept(self) -> None:
+    def accept(self) -> None:
+        """Take new connections, at the address of before."""
+        self._listener = socket.create_server(self._address)
+        self._address = self._listener.getsockname()
+        threading.Thread(target=self._serve, args=[self._listener], daemon=True).start()
+
+    def _serve(self, listener: socket.socket) -> None:
         with suppress(OSError):
             while True:
-                client, _ = self._listener.accept()
-                server = self._connect()
-                frozen = threading.Event()
-                self._pairs.append((client, server, frozen))
-                for ends in ((client, server), (server, client)):
-                    threading.Thread(target=_forward, args=[*ends, frozen], daemon=True).start()
+                client, _ = listener.accept()
+                try:
+                    server = self._connect()
+                except OSError:
+                    client.close()
+                    continue
+                pair = _Pair(client, server)
+                self._pairs.append(pair)
+                for source, target, in_vain in (
+                    (client, server, pair.asks_in_vain),
+                    (server, client, pair.answers_in_vain),
+                ):
+                    threading.Thread(
+                        target=_forward, args=[source, target, in_vain], daemon=True
+                    ).start()
 
     def _connect(self) -> socket.socket:
         if not self._host.startswith("/"):
@@ -46,11 +82,23 @@ class Proxy:
         server.connect(os.path.join(self._host, f".s.PGSQL.{self._port}"))  # noqa: PTH118
         return server
 
-    def freeze(self) -> int:
-        """Forward nothing more on what is connected now; how many connections that is."""
-        for _, _, frozen in self._pairs:
-            frozen.set()
+    def freeze(self, *, asking: bool = True, answering: bool = True) -> int:
+        """Swallow what clients ask, or the server answers, on what is connected now; how many."""
+        for pair in self._pairs:
+            if asking:
+                pair.asks_in_vain.set()
+            if answering:
+                pair.answers_in_vain.set()
         return len(self._pairs)
+
+    def cut(self) -> None:
+        """Reset every connection, towards both ends."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in (pair.client, pair.server):
+                with suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            pair.close()
 
     def refuse(self) -> None:
         """Take no new connection. Closing alone would leave the one that `accept` waits for."""
@@ -59,23 +107,22 @@ class Proxy:
         self._listener.close()
 
     def connections(self) -> int:
-        """How many connections there have been."""
+        """How many connections there have been, and were not cut."""
         return len(self._pairs)
 
     def close(self) -> None:
+        """Stop listening, and end every connection."""
         self.refuse()
-        for client, server, _ in self._pairs:
-            client.close()
-            server.close()
+        for pair in self._pairs:
+            pair.close()
 
 
-def _forward(source: socket.socket, target: socket.socket, frozen: threading.Event) -> None:
+def _forward(source: socket.socket, target: socket.socket, in_vain: threading.Event) -> None:
     with suppress(OSError):
         while data := source.recv(65536):
-            if frozen.is_set():
-                return
-            target.sendall(data)
-        if not frozen.is_set():
+            if not in_vain.is_set():
+                target.sendall(data)
+        if not in_vain.is_set():
             target.shutdown(socket.SHUT_WR)
 
 
