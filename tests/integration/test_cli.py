@@ -407,7 +407,7 @@ def test_nothing_in_a_name_or_a_drawing_steers_the_terminal(
         assert "\x07" not in text_said
         assert "\u202e" not in text_said
     assert "[bold]" in said[0].out
-    assert "[red]*ROOF*[/red" in said[1].out
+    assert "[red]*ROOF*" in said[1].out
 
 
 def test_a_reader_who_goes_away_is_no_error(processes: Commands, plan: Path) -> None:
