@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ with Presence(Path(sys.argv[1]), sys.argv[2]):
 
 
 @contextmanager
-def worker_process(home: Path, name: str) -> Iterator[subprocess.Popen[str]]:
+def worker_process(home: Path, name: str) -> Generator[subprocess.Popen[str]]:
     """A process that is present until its input ends, or until it is killed."""
     arguments = [sys.executable, "-c", HOLD, str(home), name]
     with subprocess.Popen(
