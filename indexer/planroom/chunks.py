@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-import numpy as np
 import psycopg
-from numpy.typing import NDArray
 from pgvector import HalfVector
 
-from planroom.model import Chunk
-
 Connection = psycopg.Connection[Any]
-Vector = NDArray[np.float32]
+ChunkRow = tuple[int, int, bytes, str, HalfVector]
+"""Page index, tokens, hash of the text, text, vector."""
 
 
 _FIND_EMBEDDER = "select id from embedders where identity = %(identity)s"
@@ -67,8 +64,22 @@ def find_embedded(
     return dict(cast(list[tuple[bytes, HalfVector]], rows))
 
 
+_ANY_FROM = """
+    select exists (
+        select 1 from chunks where ingestion_id = %(ingestion_id)s and chunk_index >= %(start)s
+    )
+"""
+
+
+def any_from(conn: Connection, ingestion_id: int, start: int) -> bool:
+    """Whether there is any unit from number `start` on: a longer attempt has left some."""
+    parameters = {"ingestion_id": ingestion_id, "start": start}
+    return cast(bool, cast(tuple[Any, ...], conn.execute(_ANY_FROM, parameters).fetchone())[0])
+
+
 # The row lock of the fence makes this attempt the only writer of the ingestion's chunks, so
-# clearing the range and copying it is an upsert, at nearly the speed of a bare COPY.
+# clearing the range and copying it is an upsert, at nearly the speed of a bare COPY. Chunks commit
+# with their checkpoint, so there is nothing to clear unless the plan was begun anew.
 _CLEAR = """
     delete from chunks
      where ingestion_id = %(ingestion_id)s
@@ -90,31 +101,30 @@ def write_batch(
     workspace_id: int,
     embedder_id: int,
     start: int,
-    units: Sequence[tuple[int, Chunk]],
-    vectors: Sequence[HalfVector],
+    rows: Iterable[ChunkRow],
+    *,
+    replace: bool,
 ) -> None:
-    """Write units from `start` on, as (page index, chunk), with their vectors; replaces any there.
+    """Write the units from number `start` on; with `replace`, in place of what stands there.
 
     Call it in a transaction that holds the ingestion's fence.
     """
-    parameters = {"ingestion_id": ingestion_id, "start": start, "stop": start + len(units)}
-    conn.execute(_CLEAR, parameters)
+    entered = [
+        (ingestion_id, index, workspace_id, page, embedder_id, tokens, text_hash, text, vector)
+        for index, (page, tokens, text_hash, text, vector) in enumerate(rows, start)
+    ]
+    if replace:
+        parameters = {"ingestion_id": ingestion_id, "start": start, "stop": start + len(entered)}
+        conn.execute(_CLEAR, parameters)
+    copy_chunks(conn, entered)
+
+
+def copy_chunks(conn: Connection, rows: Iterable[Sequence[Any]]) -> None:
+    """COPY whole rows of chunks, with the columns in the order of the statement above."""
     with conn.cursor() as cursor, cursor.copy(_COPY) as copy:
         copy.set_types(_TYPES)
-        for index, ((page, chunk), vector) in enumerate(zip(units, vectors, strict=True), start):
-            copy.write_row(
-                (
-                    ingestion_id,
-                    index,
-                    workspace_id,
-                    page,
-                    embedder_id,
-                    chunk.tokens,
-                    chunk.text_hash,
-                    chunk.text,
-                    vector,
-                )
-            )
+        for row in rows:
+            copy.write_row(row)
 
 
 _DELETE_TAIL = """

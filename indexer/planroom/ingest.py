@@ -18,7 +18,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,14 @@ from leasequeue import (
 from planroom import ingestions
 from planroom.blobs import BlobStore
 from planroom.chunk import ChunkParams, chunk_page
-from planroom.chunks import delete_tail, ensure_embedder, find_embedded, write_batch
+from planroom.chunks import (
+    ChunkRow,
+    any_from,
+    delete_tail,
+    ensure_embedder,
+    find_embedded,
+    write_batch,
+)
 from planroom.config import Settings
 from planroom.embed import Embedder, EmbeddingInvalid
 from planroom.errors import DocumentFailed, PlanroomError
@@ -218,13 +225,14 @@ class _Ingestion:
         self._planned: int = row["planned_units"]
         self._units: int = row["processed_units"]
         self._embedder_id = ensure_embedder(conn, embedder.identity, embedder.dimensions)
+        self._replaces = any_from(conn, lease.id, self._units)
         self._stream = UnitStream(
             lease.id, self._params, self._units, HELD_BATCHES * settings.batch_units
         )
         self._events: queue.Queue[_Event] = queue.Queue()
         self._group: list[Page] = []
         self._group_since = 0.0
-        self._batch: _Batch | None = None
+        self._batch: Batch | None = None
         self._reader: PageReader | None = None
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -398,15 +406,15 @@ class _Ingestion:
         else:
             self._events.put(_Embedded(np.empty((0, self._embedder.dimensions), np.float32)))
 
-    def _look_up(self, units: Sequence[Unit]) -> _Batch:
+    def _look_up(self, units: Sequence[Unit]) -> Batch:
         """Part a batch into texts whose vectors the workspace has already, and new ones."""
         hashes = [chunk.text_hash for _, chunk in units]
         texts = {key: chunk.text for key, (_, chunk) in zip(hashes, units, strict=True)}
         known = find_embedded(self._conn, self._workspace_id, self._embedder_id, texts)
         new = {key: text for key, text in texts.items() if key not in known}
-        return _Batch(self._units, units, hashes, known, new)
+        return Batch(self._units, units, hashes, known, new)
 
-    def _embed(self, batch: _Batch) -> None:
+    def _embed(self, batch: Batch) -> None:
         try:
             vectors = self._embedder.embed(list(batch.new.values()), self._check)
         except EmbeddingInvalid as error:
@@ -421,34 +429,22 @@ class _Ingestion:
             raise _Over
 
     def _commit_batch(self, vectors: Vectors) -> None:
-        """One transaction: the fence with the new checkpoint, and the chunks it stands for."""
         batch, self._batch = self._batch, None
         assert batch is not None
         stored = batch.vectors(vectors, self._embedder.dimensions)
-        done = batch.start + len(batch.units)
+        begun = min(self._planned, batch.stop + self._settings.batch_units)
         crash_point("batch.before")
-        with self._conn.transaction():
-            cancel = checkpoint(self._conn, self._lease, {"processed_units": done})
-            crash_point("batch.fenced")
-            write_batch(
-                self._conn,
-                self._lease.id,
-                self._workspace_id,
-                self._embedder_id,
-                batch.start,
-                batch.units,
-                stored,
-            )
-            ingestions.note_progress(
-                self._conn,
-                self._lease,
-                units_embedded=len(batch.new),
-                units_reused=len(batch.units) - len(batch.new),
-                units_begun=min(self._planned, done + self._settings.batch_units),
-            )
-            crash_point("batch.written")
+        cancel = commit_batch(
+            self._conn,
+            self._lease,
+            self._embedder_id,
+            batch,
+            stored,
+            begun=begun,
+            replace=self._replaces,
+        )
         crash_point("batch.committed")
-        self._units = done
+        self._units = batch.stop
         self._stop_if_cancelled(cancel)
 
     # -- both ------------------------------------------------------------------------------------
@@ -477,7 +473,7 @@ class _Ingestion:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class Batch:
     """Units in hand; `known` texts have vectors already, `new` ones are being embedded."""
 
     start: int
@@ -485,6 +481,11 @@ class _Batch:
     hashes: Sequence[bytes]
     known: dict[bytes, HalfVector]
     new: dict[bytes, str]
+
+    @property
+    def stop(self) -> int:
+        """The number of the first unit after these."""
+        return self.start + len(self.units)
 
     def vectors(self, embedded: Vectors, dimensions: int) -> list[HalfVector]:
         """One vector a unit, in order; `embedded` has a row for each of `new`, in its order.
@@ -505,8 +506,51 @@ class _Batch:
         made = dict(zip(self.new, map(HalfVector, embedded.astype(np.float16)), strict=True))
         return [self.known[key] if key in self.known else made[key] for key in self.hashes]
 
+    def rows(self, vectors: Sequence[HalfVector]) -> Iterator[ChunkRow]:
+        """What is stored of each unit."""
+        for (page, chunk), text_hash, vector in zip(self.units, self.hashes, vectors, strict=True):
+            yield page, chunk.tokens, text_hash, chunk.text, vector
 
-def _name_chunk(error: EmbeddingInvalid, batch: _Batch) -> EmbeddingInvalid:
+
+def commit_batch(
+    conn: Connection,
+    lease: Lease,
+    embedder_id: int,
+    batch: Batch,
+    vectors: Sequence[HalfVector],
+    *,
+    begun: int,
+    replace: bool,
+) -> bool:
+    """One transaction: the fence with the new checkpoint, and the chunks it stands for.
+
+    `begun` is how far the attempt may go before its next commit; `replace` says that a longer
+    attempt may have left chunks where these go. True when cancel was asked for.
+    """
+    with conn.transaction():
+        cancel = checkpoint(conn, lease, {"processed_units": batch.stop})
+        crash_point("batch.fenced")
+        write_batch(
+            conn,
+            lease.id,
+            lease.row["workspace_id"],
+            embedder_id,
+            batch.start,
+            batch.rows(vectors),
+            replace=replace,
+        )
+        ingestions.note_progress(
+            conn,
+            lease,
+            units_embedded=len(batch.new),
+            units_reused=len(batch.units) - len(batch.new),
+            units_begun=begun,
+        )
+        crash_point("batch.written")
+    return cancel
+
+
+def _name_chunk(error: EmbeddingInvalid, batch: Batch) -> EmbeddingInvalid:
     """The error with the chunk and page at fault instead of a place in a batch (case D16)."""
     if error.position is None:
         first, last = batch.start, batch.start + len(batch.units) - 1
