@@ -38,6 +38,7 @@ _CREATE_BARE = """
     create table bare_jobs (
         id bigint generated always as identity primary key,
         workspace_id bigint not null references workspaces,
+        file_id bigint not null,
         status text not null default 'queued'
             check (status in ('queued', 'running', 'ready', 'failed', 'cancelled')),
         attempts integer not null default 0 check (attempts >= 0),
@@ -58,8 +59,10 @@ _CREATE_BARE = """
         check ((status = 'running') = (lease_expires_at is not null)),
         check ((status in ('ready', 'failed', 'cancelled')) = (finished_at is not null))
     ) with (fillfactor = 80);
-    create index bare_jobs_claim
-        on bare_jobs (queued_at, id) where status in ('queued', 'running');
+    create unique index bare_jobs_one_active
+        on bare_jobs (file_id) where status in ('queued', 'running');
+    create index bare_jobs_history on bare_jobs (file_id, id);
+    create index bare_jobs_claim on bare_jobs (queued_at, id) where finished_at is null;
     create index bare_jobs_finished on bare_jobs (finished_at) where finished_at is not null;
     create table bare_attempts (
         job_id bigint not null references bare_jobs on delete cascade,
@@ -91,8 +94,10 @@ _ADD_CONNECTIONS = """
 """
 _FINISH_BARE = """
     with job as (
-        insert into bare_jobs (workspace_id, status, attempts, queued_at, started_at, finished_at)
-        select (select min(id) from workspaces), 'ready', 1,
+        insert into bare_jobs (
+            workspace_id, file_id, status, attempts, queued_at, started_at, finished_at
+        )
+        select (select min(id) from workspaces), n %% 6000, 'ready', 1,
                at, at + interval '1 second', at + interval '1 minute'
           from generate_series(1, %(rows)s::integer) as n,
                lateral (select now() - interval '1 day' - n * interval '1 second' as at) as time
@@ -106,8 +111,7 @@ _FINISH_BARE = """
 """
 _FINISH_RUNS = """
     with source as (
-        select id, workspace_id, provider,
-               row_number() over (order by id) - 1 as place, count(*) over () as places
+        select id, workspace_id, provider, row_number() over (order by id) - 1 as place
           from connections
     ), run as (
         insert into connection_runs (
@@ -117,7 +121,7 @@ _FINISH_RUNS = """
         select workspace_id, id, provider, 'sync', 'succeeded', 1,
                at, at, at + interval '1 second', at + interval '1 minute'
           from generate_series(1, %(rows)s::integer) as n
-          join source on place = n %% places,
+          join source on place = n %% (select count(*) from connections),
                lateral (select now() - interval '1 day' - n * interval '1 second' as at) as time
         returning id, started_at, finished_at
     )
@@ -129,8 +133,8 @@ _FINISH_RUNS = """
       from run
 """
 _QUEUE_BARE = """
-    insert into bare_jobs (workspace_id, queued_at)
-    select (select min(id) from workspaces), now() - interval '1 hour' + n * interval '1 ms'
+    insert into bare_jobs (workspace_id, file_id, queued_at)
+    select (select min(id) from workspaces), n, now() - interval '1 hour' + n * interval '1 ms'
       from generate_series(1, %(jobs)s::integer) as n
 """
 # One queued run a connection, as the unique index demands. Neighbours in the queue belong to

@@ -41,9 +41,11 @@ def _measure_peer(server: Server, plan: Plan, say: Callable[[str], None], name: 
         return result
     result["version"] = _version(peer)
     try:
-        result["jobs_per_second"] = {
+        drained = {
             str(workers): _drain(server, plan, say, name, workers) for workers in plan.peer_workers
         }
+        result["jobs_per_second"] = {workers: rates[0] for workers, rates in drained.items()}
+        result["starts_per_second"] = {workers: rates[1] for workers, rates in drained.items()}
         say(f"peers: {peer.ABOUT.name}, latency of {plan.peer_sent} jobs")
         result["enqueue_to_start"] = _latency(server, plan, name)
     except Exception as error:  # noqa: BLE001 - one peer's trouble must not hide the others
@@ -58,8 +60,8 @@ def _version(peer: Peer) -> str:
 
 def _drain(
     server: Server, plan: Plan, say: Callable[[str], None], name: str, workers: int
-) -> float:
-    """Jobs a second of so many worker processes over a backlog."""
+) -> tuple[float, float]:
+    """Jobs a second of so many worker processes over a backlog: settled, and merely started."""
     peer = load(name)
     say(f"peers: {peer.ABOUT.name}, {workers} process(es), {plan.peer_jobs} jobs")
     url = server.database(name)
@@ -67,26 +69,30 @@ def _drain(
     peer.fill(url, plan.peer_jobs)
     with peer.counter(url) as count, working(url, name, workers) as reports:
         _, first_at = reports.get(timeout=START_SECONDS)
-        ended_at = _await_drained(count, reports, plan.peer_jobs)
+        last_at, ended_at = _await_drained(count, reports, plan.peer_jobs)
     server.drop(url)
-    return round(plan.peer_jobs / (ended_at - first_at), 1)
+    started = (plan.peer_jobs - 1) / (last_at - first_at)
+    return round(plan.peer_jobs / (ended_at - first_at), 1), round(started, 1)
 
 
-def _await_drained(count: Count, reports: Reports, jobs: int) -> float:
-    """Return when nothing is queued or running any more, after every job has begun."""
+def _await_drained(count: Count, reports: Reports, jobs: int) -> tuple[float, float]:
+    """When the last job began, and when nothing was queued or running any more."""
     until = time.monotonic() + DRAIN_SECONDS
+    last_at = 0.0
     begun = 1
-    while time.monotonic() < until:
+    while begun < jobs:
         try:
-            while begun < jobs:
-                reports.get(timeout=LOOK_SECONDS)
-                begun += 1
+            _, at = reports.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
-            continue
-        if count() == 0:
-            return time.monotonic()
+            message = f"{begun} of {jobs} jobs began within {DRAIN_SECONDS:.0f} s"
+            raise TimeoutError(message) from None
+        last_at = max(last_at, at)
+        begun += 1
+    while count() > 0:
+        if time.monotonic() > until:
+            raise TimeoutError(f"jobs are still running after {DRAIN_SECONDS:.0f} s")
         time.sleep(LOOK_SECONDS)
-    raise TimeoutError(f"{begun} of {jobs} jobs began within {DRAIN_SECONDS:.0f} s")
+    return last_at, time.monotonic()
 
 
 def _latency(server: Server, plan: Plan, name: str) -> Result:
