@@ -91,24 +91,20 @@ WORDS = [
 
 
 @contextmanager
-def database_at(url: str | None) -> Generator[Database]:
-    """The database to measure on, migrated."""
-    if url is not None:
-        settings = Settings(_env_file=None, database_url=SecretStr(url))  # pyright: ignore[reportCallIssue]
-        with Database(settings, name="benchmark") as database:
-            database.migrate()
-            yield database
-        return
+def database_at(url: str | None) -> Generator[tuple[Database, Path]]:
+    """The database to measure on, migrated, and a home folder that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="planroom-bench-", dir="/var/tmp") as folder:
         home = Path(folder)
         home.chmod(0o711)
-        settings = Settings(_env_file=None, home=home)  # pyright: ignore[reportCallIssue]
+        given = None if url is None else SecretStr(url)
+        settings = Settings(_env_file=None, home=home, database_url=given)  # pyright: ignore[reportCallIssue]
         try:
             with Database(settings, name="benchmark") as database:
                 database.migrate()
-                yield database
+                yield database, home
         finally:
-            embedded.stop(home)
+            if url is None:
+                embedded.stop(home)
 
 
 def make_chunks(count: int) -> list[Chunk]:
@@ -196,14 +192,13 @@ def main() -> int:
     parser.add_argument("--database", metavar="URL", help="a database to fill")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     options = parser.parse_args()
-    with database_at(options.database) as database:
+    with database_at(options.database) as (database, _):
         found = measure(database, options.batches)
     print(f"{found['batches']} batches of {BATCH} rows each, by turns")
     print(f"  bare COPY BINARY   {found['bare_rows_per_second']:8,d} rows/s")
     print(f"  batch transaction  {found['planroom_rows_per_second']:8,d} rows/s")
-    print(
-        f"  ratio              {found['ratio']:8.3f}   (budget 0.9; of medians {found['median_ratio']})"
-    )
+    print(f"  ratio              {found['ratio']:8.3f}   (budget 0.9)")
+    print(f"  ratio of medians   {found['median_ratio']:8.3f}")
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
