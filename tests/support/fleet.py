@@ -299,11 +299,11 @@ class Fleet:
         with self.connect() as conn:
             return {text_key(row[0]) for row in conn.execute(_COMMITTED)}
 
-    def pages_read(self) -> Counter[int]:
-        """How often each page was given by a reader, all files and processes together."""
+    def pages_read(self) -> Counter[str]:
+        """How often each page (`BLOB INDEX`) was given by a reader, all processes together."""
         if not self.pages_log.exists():
             return Counter()
-        return Counter(int(line) for line in self.pages_log.read_text().split())
+        return Counter(self.pages_log.read_text().splitlines())
 
     def check_invariants(self) -> None:
         """What must hold at any instant, whatever has been killed."""

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import planroom
 from leasequeue import workers
@@ -30,13 +31,20 @@ WORKER_NAME = "PLANROOM_TEST_WORKER_NAME"
 
 
 class LoggingReader(PageReader):
-    """Writes down each page as it comes; one write to a file opened for appending is atomic."""
+    """Writes down each page as it comes: the blob's name and the index.
+
+    One write to a file opened for appending is atomic.
+    """
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        super().__init__(path, **options)
+        self._blob = path.name
 
     def __next__(self) -> Page:
         page = super().__next__()
         log = os.open(os.environ[PAGES_LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(log, b"%d\n" % page.index)
+            os.write(log, f"{self._blob} {page.index}\n".encode())
         finally:
             os.close(log)
         return page

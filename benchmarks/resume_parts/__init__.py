@@ -1,0 +1,1 @@
+"""Parts of the benchmark `resume_after_kill`: the run, its figures, the table, the plot."""
