@@ -138,7 +138,7 @@ class Keeper:
 
     def _open(self) -> Connection:
         conn = self._conn = self._connect()
-        with _answered_within(conn, SILENCE_SECONDS):
+        with _answered_within(conn, self._patience()):
             workers.register(conn, self._worker, self._version)
             self._listens = _own_session(conn)
             if self._listens:
@@ -155,17 +155,23 @@ class Keeper:
             beat = now >= self._heartbeat_at
         if held is not None and (control or renewal):
             lease, abort = held
-            with _answered_within(conn, lease.seconds / RENEWALS_PER_LEASE):
+            with _answered_within(conn, self._patience()):
                 self._keep_lease(conn, lease, abort, renewal=renewal)
         if beat:
             working_on = None if held is None else f"{held[0].table.table} {held[0].id}"
-            with _answered_within(conn, SILENCE_SECONDS):
+            with _answered_within(conn, self._patience()):
                 if not workers.heartbeat(conn, self._worker, working_on):
                     workers.register(conn, self._worker, self._version)
             with self._turn:
                 # Unless the job has changed meanwhile, which is told at once.
                 if self._held is held:
                     self._heartbeat_at = now + self._heartbeat_seconds
+
+    def _patience(self) -> float:
+        """Seconds to wait for an answer: while a lease is held, as long as between renewals."""
+        with self._turn:
+            held = self._held
+        return SILENCE_SECONDS if held is None else held[0].seconds / RENEWALS_PER_LEASE
 
     def _keep_lease(
         self, conn: Connection, lease: Lease, abort: AbortSignal, *, renewal: bool

@@ -668,6 +668,7 @@ def test_the_engine_does_what_the_model_says(connection: Connection) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_engine_does_what_the_model_says_for_long(connection: Connection) -> None:
     _drive(connection, examples=200, steps=80)
 
