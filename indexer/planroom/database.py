@@ -15,9 +15,11 @@ No password reaches a message, a repr or a log: errors that quote the URL are re
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from pgvector.psycopg import register_vector
@@ -31,6 +33,7 @@ from planroom.migrate import check_migrated, check_server, migrate_database
 
 POOL_SIZE_MAX = 4
 POOL_WAIT_SECONDS = 5.0
+RESTED_SECONDS = 1.0
 CONNECT_SECONDS = 10
 SILENCE_SECONDS = 40
 
@@ -56,6 +59,7 @@ class Database:
         self._name = name
         self._lock = threading.Lock()
         self._pool: ConnectionPool | None = None
+        self._used_at = WeakKeyDictionary[psycopg.Connection, float]()
 
     @classmethod
     def open(cls, settings: Settings, *, name: str = "planroom") -> Database:
@@ -127,13 +131,17 @@ class Database:
     def connection(self) -> Generator[psycopg.Connection]:
         """Lend a connection of the pool, at most 4, in autocommit mode.
 
-        A connection that died is replaced before it is lent. When the database goes away the pool
-        is dropped, and the next call connects afresh, so it is back as soon as the server is.
+        A connection that died while it rested is replaced before it is lent; one that died within
+        the last second fails at its first statement. When the database goes away the pool is
+        dropped, and the next call connects afresh, so it is back as soon as the server is.
         """
         pool = self._open_pool()
         try:
             with pool.connection() as conn:
-                yield conn
+                try:
+                    yield conn
+                finally:
+                    self._used_at[conn] = time.monotonic()
         except psycopg.OperationalError as error:
             if error.sqlstate is None:
                 self._drop(pool)
@@ -164,11 +172,19 @@ class Database:
                     max_size=POOL_SIZE_MAX,
                     timeout=POOL_WAIT_SECONDS,
                     configure=_configure,
-                    check=ConnectionPool.check_connection,
+                    check=self._check_if_rested,
                     name=self._name,
                     open=True,
                 )
             return self._pool
+
+    def _check_if_rested(self, conn: psycopg.Connection) -> None:
+        """Ask a connection whether it lives, unless it answered a moment ago.
+
+        So a poll of five short queries costs one question, and not five.
+        """
+        if time.monotonic() - self._used_at.get(conn, -RESTED_SECONDS) >= RESTED_SECONDS:
+            ConnectionPool.check_connection(conn)
 
     def _drop(self, pool: ConnectionPool) -> None:
         with self._lock:

@@ -165,11 +165,24 @@ def test_q16_a_server_that_goes_away_is_an_outage_and_its_return_is_noticed(
         connection.execute(END_SESSIONS)
 
         for _ in range(2):
-            with pytest.raises(psycopg.OperationalError) as caught, database.connection():
-                pass
+            with pytest.raises(psycopg.OperationalError) as caught, database.connection() as conn:
+                conn.execute("select 1")
             assert is_outage(caught.value)
 
         database._settings = settings_for(back.url)  # pyright: ignore[reportPrivateUsage]
+        with database.connection() as conn:
+            assert conn.execute("select 1").fetchone() == (1,)
+
+
+def test_a_connection_that_died_while_it_rested_is_replaced_before_it_is_lent(
+    database_url: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planroom.database.RESTED_SECONDS", 0.0)
+    with Database(settings_for(database_url), name="planroom test") as database:
+        with database.connection() as conn:
+            conn.execute("select 1")
+        connection.execute(END_SESSIONS)
+
         with database.connection() as conn:
             assert conn.execute("select 1").fetchone() == (1,)
 
