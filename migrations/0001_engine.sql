@@ -89,6 +89,10 @@ create unique index connection_runs_one_pending_purge
 -- lease_expires_at is not in it: the claim could not use it there (a queued row has none), and
 -- every renewal would write to all the indexes of the table instead of to none.
 create index connection_runs_claim on connection_runs (queued_at, id) where finished_at is null;
+-- Once the workspace is locked the claim decides among its runs alone: with 6,000 queued elsewhere
+-- that takes 0.5 ms by this index, and 3.7 ms without.
+create index connection_runs_claim_in_workspace
+    on connection_runs (workspace_id, queued_at, id) where finished_at is null;
 create index connection_runs_running
     on connection_runs (workspace_id, provider) where status = 'running';
 create index connection_runs_history on connection_runs (connection_id, id);
