@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
+import psycopg
 import pytest
 
-from leasequeue import AbortSignal, LeaseLost, Settled, settle
+from leasequeue import AbortSignal, LeaseLost, Settled, ShuttingDown, settle
 from planroom.chunk import ChunkParams, chunk_page
 from planroom.config import Settings
+from planroom.embed import no_abort
 from planroom.verify import verify
 from support.pdf import PdfPage, text, write_pdf
-from support.room import Bench, HookedEmbedder, notes, notes_pdf
+from support.room import Bench, HookedEmbedder, Vectors, notes, notes_pdf
 
 SMALL = {"chunk_tokens": 16, "chunk_overlap": 0}
 
@@ -345,3 +349,76 @@ def test_time_is_the_databases(bench: Bench, document: Path) -> None:
     second = bench.held("bob", now=later)
     assert (first.id, second.id) == (taken.ingestion_id, taken.ingestion_id)
     assert isinstance(bench.attempt(first, AbortSignal()), LeaseLost)
+
+
+# What it leaves running, and what it holds
+
+
+def test_no_thread_and_no_child_outlives_a_job_however_it_ends(
+    bench: Bench, document: Path
+) -> None:
+    before = set(threading.enumerate())
+    children = psutil.Process().children()
+    bench.take(document)
+    assert bench.work(bench.held(), bench.stop_after(1)) == "queued"
+    bench.embedder.before = die_at(3)
+    lease = bench.held()
+    assert isinstance(bench.attempt(lease), SystemError)
+    settle(bench.conn, lease, ShuttingDown("stopped"))
+    bench.embedder.before = lambda batch: None
+    assert bench.finish() == "ready"
+    assert set(threading.enumerate()) == before
+    assert psutil.Process().children() == children
+
+
+def test_an_embedder_is_told_to_stop_when_the_job_fails_elsewhere(
+    bench: Bench, document: Path
+) -> None:
+    taken = bench.take(document)
+    embedding, told = threading.Event(), threading.Event()
+    small = bench.with_settings(page_group=2, batch_units=40)
+
+    class Endless(HookedEmbedder):
+        def embed(self, texts: Sequence[str], abort: Callable[[], None] = no_abort) -> Vectors:
+            embedding.set()
+            for _ in range(2000):
+                try:
+                    abort()
+                except BaseException:
+                    told.set()
+                    raise
+                told.wait(0.01)
+            raise AssertionError("nobody told the embedder")
+
+    small.embedder = Endless()
+    bench.conn.execute("alter table pages add constraint none check (page_index < 4) not valid")
+    ending = small.attempt(small.held())
+    assert isinstance(ending, psycopg.errors.CheckViolation)
+    assert embedding.is_set()
+    assert told.is_set()
+    assert bench.row(taken.ingestion_id)["processed_pages"] == 4
+
+
+def test_a_plan_that_does_not_fit_its_pages_ends_in_an_error_and_not_in_a_loop(
+    bench: Bench, document: Path
+) -> None:
+    taken = bench.take(document)
+    assert bench.work(bench.held(), bench.stop_after(1)) == "queued"
+    bench.embedder.before = lambda batch: None
+    bench.conn.execute("update pages set text = 'SHORT' where page_index > 2")
+    assert bench.finish() == "queued"
+    row = bench.row(taken.ingestion_id)
+    assert row["error_code"] == "unexpected"
+    assert "are planned from" in row["error"]
+
+
+@pytest.mark.slow
+def test_d26_memory_is_flat_over_3000_pages(bench: Bench, tmp_path: Path) -> None:
+    bench = bench.with_settings(chunk_tokens=256, chunk_overlap=32)
+    bench.take(notes_pdf(tmp_path / "long.pdf", 3000))
+    process = psutil.Process()
+    resident: list[int] = []
+    bench.embedder.after = lambda batch: resident.append(process.memory_info().rss)
+    assert bench.finish() == "ready"
+    assert len(resident) > 30
+    assert max(resident) - resident[3] < 30 * 1024 * 1024
