@@ -489,7 +489,7 @@ _RELEASE: LiteralString = (
                    else 'queued' end,
                finished_at = case when cancel_requested_at is not null
                    then coalesce(%(now)s, now()) end,
-               queued_at = case when %(delay)s > interval '0'
+               queued_at = case when cancel_requested_at is null and %(delay)s > interval '0'
                    then coalesce(%(now)s, now()) + %(delay)s else queued_at end,
                error_code = case when cancel_requested_at is not null then error_code
                    else %(error_code)s end,

@@ -295,8 +295,12 @@ _CANDIDATES = (
     + """
          order by job.queued_at, job.id
          limit %(limit)s
+    ), oldest as (
+        select distinct on (workspace_id) workspace_id, queued_at, id
+          from due
+         order by workspace_id, queued_at, id
     )
-    select workspace_id from due group by workspace_id order by min(queued_at), min(id)
+    select workspace_id from oldest order by queued_at, id
 """
 )
 
