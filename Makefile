@@ -52,9 +52,15 @@ slow: .venv/installed ## Run the long tests: crashes, the corpus, an installatio
 	$(BIN)/python -m pytest -m slow
 
 .PHONY: bench
-bench: .venv/installed ## Run the benchmarks (see benchmarks/README.md)
-	@for script in benchmarks/bench_*.py; do \
-		echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+bench: .venv/installed ## Run the benchmarks on a made-up set (see benchmarks/README.md)
+	@mkdir -p build
+	$(BIN)/python fixtures/make_drawing_set.py build/bench.pdf --sheets 120 --paths 20000
+	$(BIN)/python benchmarks/reading.py build/bench.pdf
+	$(BIN)/python benchmarks/writing.py
+	$(BIN)/python benchmarks/end_to_end.py build/bench.pdf
+	$(BIN)/python benchmarks/claim.py --quick
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[plot]'
+	$(BIN)/python benchmarks/resume_after_kill.py build/bench.pdf
 
 .PHONY: setup
 setup: .venv/installed ## Only install into .venv
