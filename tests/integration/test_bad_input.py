@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -315,8 +315,8 @@ def service(bench: Bench) -> Generator[EmbeddingServer]:
             base_url=server.url, model="test", dimensions=64, wait=lambda seconds: None
         )
         bench.opens = lambda settings: embedder
-        yield server
-        embedder.close()
+        with closing(embedder):
+            yield server
 
 
 def test_a_busy_embedder_is_waited_for(bench: Bench, tmp_path: Path) -> None:

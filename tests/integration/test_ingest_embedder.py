@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -51,8 +51,8 @@ def service(
             patience_seconds=patience_seconds,
         )
         bench.opens = lambda settings: embedder
-        yield bench, server
-        embedder.close()
+        with closing(embedder):
+            yield bench, server
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_d14_200_chunks_of_2000_tokens_are_sent_in_requests_below_the_limit(
 
 def cyrillic(seed: int) -> str:
     """An annotation of about 2,000 tokens that are not Latin."""
-    said = " ".join(f"щит{1000 * seed + i:06d}вентиляция" for i in range(150))
+    said = " ".join(f"щит{1000 * seed + i:06d}вентиляция" for i in range(180))
     return annotation(
         "Square", "", 10, 10, extra=f"/Contents <FEFF{said.encode('utf-16-be').hex()}>"
     )

@@ -179,6 +179,7 @@ LOCKED = "by the id of a file that the caller has locked in its workspace"
 FOUND = "by the id of an ingestion that the caller has found in its workspace"
 FLEET = "a worker's, who serves every workspace"
 WITHOUT_WORKSPACE = {
+    "chunks._ANY_FROM": LEASED,
     "chunks._CLEAR": LEASED,
     "chunks._DELETE_TAIL": LEASED,
     "files._LET_GO": LOCKED,
