@@ -91,14 +91,15 @@ class Result:
 
 
 @contextmanager
-def database(server_url: str, name: str) -> Generator[str]:
-    """A fresh, migrated database of this name beside the block."""
+def database(server_url: str, name: str, *, migrated: bool = True) -> Generator[str]:
+    """A fresh database of this name beside the block."""
     with psycopg.connect(server_url, autocommit=True) as admin:
         admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
         try:
             url = make_conninfo(server_url, dbname=name)
-            with psycopg.connect(url) as conn:
-                migrate_database(conn)
+            if migrated:
+                with psycopg.connect(url) as conn:
+                    migrate_database(conn)
             yield url
         finally:
             drop = sql.SQL("drop database {} with (force)")
@@ -116,6 +117,7 @@ class Run:
         self._fleet = Fleet(url, folder, self._server, settings=_settings(work))
         self._slots: list[Process] = []
         self._slot_of_pid: dict[int, int] = {}
+        self._killed_at_units: dict[int, int] = {}
         self._samples: list[Sample] = []
         self._over = threading.Event()
         self._started_at = 0.0
@@ -196,10 +198,16 @@ class Run:
         rng = random.Random(f"{seed} {share}")
         await_true(lambda: self._share_done() >= share, "no progress", PATIENCE_SECONDS)
         threading.Event().wait(rng.uniform(0.0, 1.5 * self._work.latency_seconds))
-        await_true(self._anyone_at_work, "nobody works", PATIENCE_SECONDS)
         with self._fleet.connect() as conn:
-            held = [row for row in conn.execute(_HELD) if self._is_alive(row[1])]
-            document, owner, pages, units, token = rng.choice(held)
+            await_true(
+                lambda: bool(self._victims(conn)) or self._fleet.is_over(),
+                "nobody works",
+                PATIENCE_SECONDS,
+            )
+            victims = self._victims(conn)
+            assert victims, "the work ended before the last kill: give fewer, or more work"
+            document, owner, pages, units, token = rng.choice(victims)
+            self._killed_at_units[document] = units
             slot = cast(int, self._slot_of_owner(owner))
             at = time.monotonic() - self._started_at
             self._hit(slot, number)
@@ -215,9 +223,23 @@ class Run:
         kill.embedded = Counter(self._server.counts)
         return kill
 
+    def _victims(self, conn: psycopg.Connection[Any]) -> list[tuple[int, str, int, int, int]]:
+        """Workers at work on a document that has got on since it was last killed.
+
+        Three kills without any progress between them would seal it `failed`, and rightly (L9).
+        """
+        held = conn.execute(_HELD).fetchall()
+        return [
+            (document, owner, pages, units, token)
+            for document, owner, pages, units, token in held
+            if self._is_alive(owner) and units > self._killed_at_units.get(document, -1)
+        ]
+
     def _is_alive(self, owner: str) -> bool:
         slot = self._slot_of_owner(owner)
-        return slot is not None and self._slots[slot].is_alive
+        return (
+            slot is not None and self._slots[slot].is_alive and _pid(owner) == self._slots[slot].pid
+        )
 
     def _hit(self, slot: int, number: signal.Signals) -> None:
         self._slots[slot].send(number)

@@ -192,7 +192,10 @@ class Fleet:
         env = self.environment(**settings)
         if crash_at is not None:
             env["LEASEQUEUE_CRASH_AT"] = crash_at
-        command = [sys.executable, "-m", module, *arguments]
+        return self.start([sys.executable, "-m", module, *arguments], env)
+
+    def start(self, command: Sequence[str], env: dict[str, str]) -> Process:
+        """Start any process, to be ended with the fleet."""
         log = self.folder / f"process-{len(self.processes)}.log"
         process = Process(command, env, log)
         self.processes.append(process)
