@@ -133,7 +133,7 @@ def test_bytes_that_rotted_in_the_store_are_found(bench: Bench, file_id: int) ->
 def test_a_page_that_failed_on_the_day_is_counted_and_not_compared(
     bench: Bench, tmp_path: Path
 ) -> None:
-    document = write_pdf(tmp_path / "set.pdf", [PdfPage(notes(1, 5)), slow(8_000_000)])
+    document = write_pdf(tmp_path / "set.pdf", [PdfPage(notes(1, 5)), slow(24_000_000)])
     row = bench.with_settings(page_seconds=0.3).index(document)
     assert row["failed_pages"] == 1
     result = check(bench, row["file_id"])
