@@ -2,11 +2,11 @@
 
     python benchmarks/end_to_end.py FILE [--rounds 3] [--embedder static] [--json OUT.json]
 
-Three stages: reading (the child process and its pages), embedding (cutting pages into chunks, and a
-vector for each new text), writing (every transaction of pages and chunks). Each is run alone over the
-whole document, and the ingestion as a worker runs it, in turns; the best round of each
-counts, and the budget is 1.15 times the slowest stage. Each round is a workspace of its own, so no
-vector is there to be used again but those of texts that stand on several sheets.
+Three stages: reading (the child process and its pages), embedding (cutting pages into chunks, and
+a vector for each new text), writing (every transaction of pages and chunks). Each is run alone over
+the whole document, and the ingestion as a worker runs it, in turns; the best round of each counts,
+and the budget is 1.15 times the slowest stage. Each round is a workspace of its own, so no vector
+is there to be used again but those of texts that stand on several sheets.
 
 Memory is this process's, looked at after every commit: its growth from the tenth page to the last,
 and its peak beyond what it held before the first document. The server is the embedded one with its
