@@ -57,14 +57,12 @@ RUNS = names_of(
 IMPORTANT = [
     "ingest.begun",
     "pages.written",
-    "pages.committed",
     "batch.embedded",
     "batch.fenced",
     "batch.written",
     "batch.committed",
     "finish.tail_deleted",
     "finish.sealed",
-    "finish.committed",
 ]
 ONCE = ("claim", "finish", "ingest", "seal")
 """Points that a document passes once, unless its worker is killed."""
@@ -106,6 +104,11 @@ def cases() -> list[ParameterSet]:
     ]
 
 
+def but_slow(names: list[str], *quick: str) -> list[ParameterSet]:
+    """All of the names, for the slow suite but for the quick ones."""
+    return [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in names]
+
+
 @pytest.mark.parametrize(("name", "visits"), cases())
 def test_a_worker_killed_at_any_point_is_resumed_by_another(
     fleet: Fleet, document: Path, calm_run: Callable[[Path], Calm], name: str, visits: str
@@ -130,7 +133,7 @@ def test_a_worker_killed_at_any_point_is_resumed_by_another(
     assert committed == {key: fleet.server.counts[key] for key in committed}
 
 
-@pytest.mark.parametrize("name", INTAKE)
+@pytest.mark.parametrize("name", but_slow(INTAKE, "intake.before_commit"))
 def test_an_intake_killed_at_any_point_is_repeated_without_a_trace(
     fleet: Fleet, document: Path, calm_run: Callable[[Path], Calm], name: str
 ) -> None:
@@ -145,7 +148,7 @@ def test_an_intake_killed_at_any_point_is_repeated_without_a_trace(
     assert [s for p in found if (s := p.stat().st_size)] == [document.stat().st_size]
 
 
-@pytest.mark.parametrize("name", LETTING_GO)
+@pytest.mark.parametrize("name", but_slow(LETTING_GO, "requeue.after", "release.before"))
 def test_a_worker_killed_while_it_lets_go_of_a_document_is_resumed_by_another(
     fleet: Fleet, document: Path, calm_run: Callable[[Path], Calm], name: str
 ) -> None:
