@@ -260,7 +260,8 @@ class Bench:
     ) -> list[Hit]:
         """Search this workspace and project."""
         vector = None if mode is Mode.TEXT else HashingEmbedder().embed([query])[0]
-        where = Scope(self.workspace, **({"project_id": self.project} | scope))
+        narrowed: dict[str, Any] = {"project_id": self.project, **scope}
+        where = Scope(self.workspace, **narrowed)
         return search(
             self.conn,
             where,
