@@ -143,7 +143,8 @@ def _database(settings: Settings) -> Iterator[Check]:
         yield schema
         yield _caught("connections", lambda: _connections(conn))
         if schema.status is Status.OK and not pending(conn):
-            yield _caught("blobs", lambda: _blobs(conn, BlobStore(settings.home / "blobs")))
+            store, workspace = BlobStore(settings.home / "blobs"), settings.workspace
+            yield _caught("blobs", lambda: _blobs(conn, store, workspace))
             yield _caught("fleet", lambda: _fleet(conn))
 
 
@@ -194,15 +195,18 @@ def _connections(conn: Connection) -> Check:
 _PUBLISHED = """
     select files.name, files.sha256
       from files
-     where files.status = 'ready'
+      join workspaces on workspaces.id = files.workspace_id
+     where workspaces.name = %(workspace)s
+       and files.status = 'ready'
      order by files.updated_at desc
      limit %(limit)s
 """
 
 
-def _blobs(conn: Connection, blobs: BlobStore) -> Check:
-    """The newest files' bytes are where this machine looks for them."""
-    rows = conn.execute(_PUBLISHED, {"limit": BLOBS_LOOKED_AT}).fetchall()
+def _blobs(conn: Connection, blobs: BlobStore, workspace: str) -> Check:
+    """The bytes of the workspace's newest files are where this machine looks for them."""
+    parameters = {"limit": BLOBS_LOOKED_AT, "workspace": workspace}
+    rows = conn.execute(_PUBLISHED, parameters).fetchall()
     files = cast("list[tuple[str, bytes]]", rows)
     missing = [name for name, sha256 in files if not blobs.path(sha256).is_file()]
     if not missing:

@@ -30,7 +30,7 @@ from planroom.intake import Taken
 from planroom.model import Fingerprint
 from planroom.presence import Presence
 from planroom.projects import ensure_project, find_project, project_settings
-from planroom.search import Hit, Mode, Scope, search
+from planroom.search import Hit, Mode, Scope, clean_query, search
 from planroom.stages import Embedders, all_stages, ingest_stages
 from planroom.verify import Verification, verify
 from planroom.version import version
@@ -212,7 +212,8 @@ class PlanRoom:
             if project_id is not None:
                 settings = project_settings(conn, self.workspace_id, project_id, self.settings)
             embedder = self._embedders.open(settings)
-            vector = None if mode is Mode.TEXT or not query.strip() else embedder.embed([query])[0]
+            words = clean_query(query)
+            vector = None if mode is Mode.TEXT or not words else embedder.embed([words])[0]
             return search(
                 conn,
                 Scope(self.workspace_id, project_id, file_id, sheet),
