@@ -34,7 +34,7 @@ from support.fleet import (
 
 SEED = int(os.environ.get("PLANROOM_TEST_SEED", "0")) or random.randrange(1, 10**6)
 SHORT_ROUNDS, SHORT_KILLS = 1, 6
-LONG_ROUNDS, LONG_KILLS = 12, 25
+LONG_ROUNDS, LONG_KILLS = 14, 25
 PAUSE_SECONDS_MAX = 0.6
 
 
@@ -55,7 +55,7 @@ class Round:
         documents = tuple(
             make_document(
                 folder / f"set-{number}.pdf",
-                pages=rng.randint(1, 60),
+                pages=rng.randint(5, 60),
                 lines=rng.randint(2, 40),
                 seed=rng.randrange(10**6),
                 blank_every=rng.choice([0, 3, 7]),
@@ -97,7 +97,11 @@ def is_done(fleet: Fleet) -> bool:
 
 
 def kill_at_random(fleet: Fleet, drawn: Round) -> None:
-    """Kill and replace workers at work until the kills are spent or the work is done."""
+    """Kill and replace workers until the kills are spent or the work is done.
+
+    Spared is who holds a document that two workers in a row have died on without getting on: a
+    third would end it `failed`, as it should (L9).
+    """
     rng = random.Random(f"kills {drawn.seed}")
     pause = threading.Event()
     team = [fleet.worker(until_idle=False, **drawn.settings) for _ in range(drawn.workers)]
@@ -108,20 +112,19 @@ def kill_at_random(fleet: Fleet, drawn: Round) -> None:
 
     for _ in range(drawn.kills):
         await_true(is_the_time, "nobody works", ALIVE_SECONDS)
+        pause.wait(rng.uniform(0.0, PAUSE_SECONDS_MAX))
+        await_true(lambda: fleet.kill_one(team, rng), "all are to be spared", ALIVE_SECONDS)
         if is_done(fleet):
             break
-        pause.wait(rng.uniform(0.0, PAUSE_SECONDS_MAX))
-        place = rng.randrange(len(team))
-        team[place].kill()
-        # On this machine the others know at once; on another they would wait for the lease.
-        fleet.expire_leases(team[place])
         fleet.check_invariants()
-        team[place] = fleet.worker(until_idle=False, **drawn.settings)
+        for place, process in enumerate(team):
+            if not process.is_alive:
+                team[place] = fleet.worker(until_idle=False, **drawn.settings)
     await_true(lambda: is_done(fleet), "they did not finish", ALIVE_SECONDS)
     for process in team:
         process.send(signal.SIGTERM)
         # One that was only just started does not hear signals yet.
-        assert process.wait() in (0, -signal.SIGTERM), process.said()
+        assert process.wait() in (0, -signal.SIGTERM, -signal.SIGKILL), process.said()
 
 
 def said(team: list[Process]) -> str:
@@ -134,7 +137,7 @@ def survive(fleet: Fleet, another_database_url: str, folder: Path, seed: int, ki
     print(f"\nseed {seed}: {drawn}")
     calm, embedded = undisturbed(another_database_url, folder / f"calm-{seed}", drawn)
     # Slow enough that a kill falls into the middle of something.
-    fleet.server.latency_seconds = random.Random(seed).uniform(0.01, 0.2)
+    fleet.server.latency_seconds = random.Random(seed).uniform(0.05, 0.4)
     fleet.take_in(*drawn.documents)
     kill_at_random(fleet, drawn)
     hits = fleet.count_expired()

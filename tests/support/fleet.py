@@ -267,6 +267,21 @@ class Fleet:
         with self.connect() as conn:
             return conn.execute(_WAITS, {"code": error_code}).rowcount > 0
 
+    def kill_one(self, team: Sequence[Process], rng: random.Random) -> bool:
+        """Kill one of these at random, sparing whose document may not lose a third worker."""
+        with self.connect() as conn, conn.transaction():
+            # Held for the moment, so that nobody claims or commits between the look and the kill.
+            rows = conn.execute(_LOOK_AND_HOLD).fetchall()
+            spared = [owner for owner, crashes in rows if crashes >= 2]
+            victims = [p for p in team if not any(f":{p.pid}:" in owner for owner in spared)]
+            victim = rng.choice(victims) if victims else None
+            if victim is not None:
+                victim.kill()
+        if victim is not None:
+            # On this machine the others know at once; on another they would wait for the lease.
+            self.expire_leases(victim)
+        return victim is not None
+
     def count_expired(self) -> int:
         """How many attempts have ended with their worker."""
         with self.connect() as conn:
@@ -346,6 +361,12 @@ _EXPIRE = """
      where status = 'running' and strpos(lease_owner, %(pid)s) > 0
 """
 _OWNERS = "select lease_owner from file_ingestions where status = 'running'"
+_LOOK_AND_HOLD = """
+    select coalesce(lease_owner, ''), crashes
+      from file_ingestions
+     where status in ('queued', 'running')
+       for update
+"""
 _EXPIRED = "select 1 from ingestion_attempts where outcome = 'expired'"
 _HURRY = "update file_ingestions set queued_at = now() where status = 'queued'"
 _PROCESSED = "select coalesce(sum(processed_units), 0)::integer from file_ingestions"
