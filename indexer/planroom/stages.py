@@ -16,6 +16,7 @@ from leasequeue import (
     Worker,
     due,
     engine_stages,
+    evict,
     expire,
     seldom,
 )
@@ -31,6 +32,7 @@ from planroom.sync import purge, sync
 from planroom.vector_index import build_vector_indexes
 
 UNQUEUED_PER_POLL = 50
+EVICT_EVERY = timedelta(seconds=15)
 SWEEP_ROWS = 5000
 INDEX_EVERY = timedelta(minutes=10)
 ORPHANS_PER_POLL = 500
@@ -81,6 +83,10 @@ def ingest_stages(
             forget(settings.home, dead)
         return len(dead)
 
+    def evict_frozen() -> int:
+        with database.connection() as conn:
+            return sum(evict(conn, table) for table in (ingestions.INGESTIONS, RUNS))
+
     def enqueue() -> int:
         with database.connection() as conn:
             return ingestions.enqueue_unqueued(conn, UNQUEUED_PER_POLL)
@@ -96,7 +102,12 @@ def ingest_stages(
         with database.connection() as conn:
             return ingest(conn, blobs, settings, embedders.open, lease, abort)
 
-    return [Stage("bury", bury), Stage("enqueue", enqueue), Stage("ingest", work_on_one)]
+    return [
+        Stage("bury", bury),
+        Stage("evict", seldom(evict_frozen, EVICT_EVERY)),
+        Stage("enqueue", enqueue),
+        Stage("ingest", work_on_one),
+    ]
 
 
 def upkeep_stages(worker: Worker, database: Database, blobs: BlobStore) -> list[Stage]:

@@ -18,6 +18,7 @@ from leasequeue.errors import (
     ShuttingDown,
     TimedOut,
 )
+from leasequeue.evict import evict
 from leasequeue.keeper import Keeper
 from leasequeue.lease import (
     Ended,
@@ -100,6 +101,7 @@ __all__ = [
     "engine_stages",
     "enqueue",
     "ensure_workspace",
+    "evict",
     "expire",
     "heartbeat",
     "is_outage",

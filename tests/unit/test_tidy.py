@@ -31,7 +31,7 @@ FLOORS: list[set[str]] = [
         "leasequeue.throttle",
         "leasequeue.maintenance",
     },
-    {"leasequeue.runs", "leasequeue.settle"},
+    {"leasequeue.runs", "leasequeue.settle", "leasequeue.evict"},
     {"leasequeue.keeper"},
     {"leasequeue.poll"},
     {"leasequeue.worker"},
