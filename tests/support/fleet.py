@@ -298,7 +298,7 @@ class Fleet:
             conn.execute(_TERMINATE)
 
     def end_idle_transactions(self, idle_seconds: float = 0.0) -> None:
-        """End the sessions that hang in a transaction, as the server does after a while."""
+        """End the sessions that hang in a transaction or a COPY, as others do after a while."""
         with self.connect() as conn:
             conn.execute(_END_IDLE_TRANSACTIONS, {"seconds": idle_seconds})
 
@@ -380,7 +380,8 @@ _TERMINATE = """
 _END_IDLE_TRANSACTIONS = """
     select pg_terminate_backend(pid, 10000)
       from pg_stat_activity
-     where datname = current_database() and state = 'idle in transaction'
+     where datname = current_database()
+       and (state = 'idle in transaction' or (state = 'active' and wait_event = 'ClientRead'))
        and state_change <= clock_timestamp() - make_interval(secs => %(seconds)s)
 """
 _IDLE_TRANSACTIONS = """
