@@ -137,7 +137,9 @@ def survive(fleet: Fleet, another_database_url: str, folder: Path, seed: int, ki
     print(f"\nseed {seed}: {drawn}")
     calm, embedded = undisturbed(another_database_url, folder / f"calm-{seed}", drawn)
     # Slow enough that a kill falls into the middle of something.
-    fleet.server.latency_seconds = random.Random(seed).uniform(0.05, 0.4)
+    fleet.server.latency_seconds = (
+        0.05 if kills == SHORT_KILLS else random.Random(seed).uniform(0.05, 0.4)
+    )
     fleet.take_in(*drawn.documents)
     kill_at_random(fleet, drawn)
     hits = fleet.count_expired()
