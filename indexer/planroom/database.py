@@ -142,8 +142,10 @@ class Database:
                     yield conn
                 finally:
                     self._used_at[conn] = time.monotonic()
-        except psycopg.OperationalError as error:
-            if error.sqlstate is None:
+        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as error:
+            # A server that was demoted goes on answering old sessions; only a new one finds its
+            # successor.
+            if error.sqlstate in (None, psycopg.errors.ReadOnlySqlTransaction.sqlstate):
                 self._drop(pool)
             raise
 

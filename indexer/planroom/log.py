@@ -77,6 +77,8 @@ def set_up_log(
     root.setLevel(max(level, logging.WARNING))
     for name in _OURS:
         logging.getLogger(name).setLevel(level)
+    # An outage is the worker's to report, about once a second; the pool would tell each try.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
 def _to_json() -> list[Processor]:

@@ -86,9 +86,10 @@ def test_a_missing_extension_is_named(empty_database_url: str) -> None:
         Database(settings_for(empty_database_url)).connect()
 
 
-def test_q16_the_pool_goes_on_after_the_server_has_ended_its_sessions(
-    database: Database, connection: psycopg.Connection
+def test_q16_a_connection_that_died_while_it_rested_is_replaced_before_it_is_lent(
+    database: Database, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("planroom.database.RESTED_SECONDS", 0.0)
     with database.connection() as conn:
         first = conn.info.backend_pid
     connection.execute("select pg_terminate_backend(%s, 10000)", (first,))
@@ -174,17 +175,23 @@ def test_q16_a_server_that_goes_away_is_an_outage_and_its_return_is_noticed(
             assert conn.execute("select 1").fetchone() == (1,)
 
 
-def test_a_connection_that_died_while_it_rested_is_replaced_before_it_is_lent(
-    database_url: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+def test_q17_the_sessions_of_a_demoted_server_are_dropped(
+    database_url: str, connection: psycopg.Connection
 ) -> None:
-    monkeypatch.setattr("planroom.database.RESTED_SECONDS", 0.0)
     with Database(settings_for(database_url), name="planroom test") as database:
         with database.connection() as conn:
-            conn.execute("select 1")
-        connection.execute(END_SESSIONS)
+            before = conn.info.backend_pid
+            conn.execute("set default_transaction_read_only = on")
+        with (
+            pytest.raises(psycopg.errors.ReadOnlySqlTransaction) as caught,
+            database.connection() as conn,
+        ):
+            conn.execute("update maintenance_state set reason = 'x'")
+        assert is_outage(caught.value)
 
         with database.connection() as conn:
-            assert conn.execute("select 1").fetchone() == (1,)
+            assert conn.info.backend_pid != before
+            conn.execute("update maintenance_state set reason = 'x'")
 
 
 # ------------------------------------------------------------------------------ poolers
