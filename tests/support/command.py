@@ -160,7 +160,7 @@ class Inline:
 @contextmanager
 def kept_logging() -> Generator[None]:
     """Leave the loggers of the tests as they were: a command sets up its own."""
-    names = ("", "planroom", "leasequeue")
+    names = ("", "planroom", "leasequeue", "psycopg.pool")
     before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
     handlers = list(logging.getLogger().handlers)
     try:

@@ -46,10 +46,11 @@ def test_others_are_heard_only_when_something_is_wrong(capsys: pytest.CaptureFix
     set_up_log(Settings(log_format="json"))
 
     logging.getLogger("httpx").info("POST http://x/?key=s3cret")
-    logging.getLogger("psycopg.pool").warning("no connection")
+    logging.getLogger("asyncio").warning("a slow callback")
+    logging.getLogger("psycopg.pool").warning("no connection, for the tenth time")
 
     assert [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()] == [
-        "no connection"
+        "a slow callback"
     ]
 
 

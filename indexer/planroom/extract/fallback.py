@@ -97,8 +97,8 @@ class FallbackDocument:
             import pypdf
 
             # It says something about every oddity of a file, and none of that is news.
-            logging.disable(logging.CRITICAL)
-            warnings.simplefilter("ignore")
+            logging.getLogger("pypdf").setLevel(logging.CRITICAL + 1)
+            warnings.filterwarnings("ignore", module=r"pypdf\b")
 
             self._file = self._path.open("rb")
             reader = pypdf.PdfReader(self._file, strict=False)
