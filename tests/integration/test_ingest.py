@@ -421,4 +421,7 @@ def test_d26_memory_is_flat_over_3000_pages(bench: Bench, tmp_path: Path) -> Non
     bench.embedder.after = lambda batch: resident.append(process.memory_info().rss)
     assert bench.finish() == "ready"
     assert len(resident) > 30
-    assert max(resident) - resident[3] < 30 * 1024 * 1024
+    # The memory of known words fills up over the first third and is bounded; from there it is flat.
+    filled = resident[len(resident) // 3]
+    assert max(resident) - filled < 16 * 1024 * 1024
+    assert max(resident) - resident[0] < 100 * 1024 * 1024
