@@ -7,7 +7,6 @@ comes after it. Two fingerprints never mix in one ingestion (case D23).
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import cast
 
 from planroom.model import Fingerprint
 
@@ -34,29 +33,3 @@ def restart_point(stored: Fingerprint | None, current: Fingerprint) -> Restart:
     if stored.embedder != current.embedder:
         return Restart.REEMBED
     return Restart.NOTHING
-
-
-def fingerprint_to_json(fingerprint: Fingerprint) -> dict[str, str]:
-    """The value to store in a JSON column; `fingerprint_from_json` reads it back."""
-    return {
-        "extractor": fingerprint.extractor,
-        "chunker": fingerprint.chunker,
-        "embedder": fingerprint.embedder,
-    }
-
-
-def fingerprint_from_json(value: object) -> Fingerprint | None:
-    """Read a stored fingerprint; None when it is absent or not of the form this version writes.
-
-    An unreadable one is none at all: it cannot be shown to equal the current one, so the only
-    safe place to start is page 0.
-    """
-    if not isinstance(value, dict):
-        return None
-    parts = cast("dict[object, object]", value)
-    if set(parts) != {"extractor", "chunker", "embedder"}:
-        return None
-    extractor, chunker, embedder = parts["extractor"], parts["chunker"], parts["embedder"]
-    if not (isinstance(extractor, str) and isinstance(chunker, str) and isinstance(embedder, str)):
-        return None
-    return Fingerprint(extractor, chunker, embedder)
