@@ -8,6 +8,7 @@ is the process's, from getrusage, user and system.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import resource
 import tempfile
@@ -140,8 +141,10 @@ def _prepare_planroom(url: str) -> None:
 class _CountingDatabase(Database):
     """planroom's database, whose connections count what they send."""
 
-    def connect(self, *, vectors: bool = True) -> psycopg.Connection:
-        return _counted(super().connect(vectors=vectors))
+    def connect(
+        self, *, vectors: bool = True, read_timeout: float = math.inf
+    ) -> psycopg.Connection:
+        return _counted(super().connect(vectors=vectors, read_timeout=read_timeout))
 
     @contextmanager
     def connection(self) -> Generator[psycopg.Connection]:

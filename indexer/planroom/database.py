@@ -4,6 +4,8 @@ Two things make a lease outlive its holder only by seconds when a machine or a c
 nobody left to close the connection. Our end gives up after about 40 s without an answer, well
 within a lease. And the server's end is told to do the same, or its abandoned transaction would
 go on holding row locks, and the claim would skip the row, for the two hours of TCP's defaults.
+A peer that is alive and silent the kernel cannot notice: after half a lease without a word a
+connection of the pool breaks, unless the server is at work for it (`leasequeue.TimedConnection`).
 
 Every connection is in autocommit mode: a transaction is where the code says `conn.transaction()`
 and nowhere else. Statements are never prepared on the server, so a pooler in transaction mode is
@@ -14,6 +16,7 @@ No password reaches a message, a repr or a log: errors that quote the URL are re
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Generator, Mapping
@@ -26,6 +29,7 @@ from pgvector.psycopg import register_vector
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
+from leasequeue import TimedConnection, read_timeout
 from planroom import embedded
 from planroom.config import Settings
 from planroom.errors import DatabaseUnusable
@@ -36,6 +40,7 @@ POOL_WAIT_SECONDS = 5.0
 RESTED_SECONDS = 1.0
 CONNECT_SECONDS = 10
 SILENCE_SECONDS = 40
+IDLE_SECONDS_MAX = 60.0
 
 # What a URL leaves open. Half a lease is 60 s: 20 s of quiet and four unanswered probes are 40 s.
 _DEFAULTS: Mapping[str, str | int] = {
@@ -58,8 +63,10 @@ class Database:
         self._settings = settings
         self._name = name
         self._lock = threading.Lock()
-        self._pool: ConnectionPool | None = None
+        self._pool: ConnectionPool[TimedConnection] | None = None
         self._used_at = WeakKeyDictionary[psycopg.Connection, float]()
+        self._read_timeout = read_timeout(settings.lease_seconds)
+        self._idle_seconds = min(IDLE_SECONDS_MAX, settings.lease_seconds / 2)
 
     @classmethod
     def open(cls, settings: Settings, *, name: str = "planroom") -> Database:
@@ -111,17 +118,22 @@ class Database:
         given = _parse(text)
         return make_conninfo("", **{**_DEFAULTS, "application_name": self._name, **given})
 
-    def connect(self, *, vectors: bool = True) -> psycopg.Connection:
+    def connect(
+        self, *, vectors: bool = True, read_timeout: float = math.inf
+    ) -> psycopg.Connection:
         """Return a connection of the caller's own, in autocommit mode, outside the pool.
 
-        Without `vectors` the types of pgvector are not known to it, and need not exist. Raises
-        psycopg's OperationalError when nobody answers.
+        Without `vectors` the types of pgvector are not known to it, and need not exist. After
+        `read_timeout` seconds without a word from the server it breaks; by default it waits for
+        ever. Raises psycopg's OperationalError when nobody answers.
         """
-        conn = psycopg.connect(self.conninfo(), autocommit=True, prepare_threshold=None)
+        conn = TimedConnection.connect(self.conninfo(), autocommit=True, prepare_threshold=None)
         try:
-            _set_up_session(conn)
-            if vectors:
-                _register_vectors(conn)
+            with conn.waiting(CONNECT_SECONDS):
+                self._set_up(conn)
+                if vectors:
+                    _register_vectors(conn)
+            conn.read_timeout = read_timeout
         except BaseException:
             conn.close()
             raise
@@ -162,33 +174,46 @@ class Database:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open_pool(self) -> ConnectionPool:
+    def _open_pool(self) -> ConnectionPool[TimedConnection]:
         """The pool, opened at its first use; a first connection tells why if there can be none."""
         with self._lock:
             if self._pool is None:
                 self.connect(vectors=False).close()
                 self._pool = ConnectionPool(
                     self.conninfo,
+                    connection_class=TimedConnection,
                     kwargs={"autocommit": True, "prepare_threshold": None},
                     min_size=1,
                     max_size=POOL_SIZE_MAX,
                     timeout=POOL_WAIT_SECONDS,
-                    configure=_configure,
+                    configure=self._configure,
                     check=self._check_if_rested,
                     name=self._name,
                     open=True,
                 )
             return self._pool
 
-    def _check_if_rested(self, conn: psycopg.Connection) -> None:
+    def _check_if_rested(self, conn: TimedConnection) -> None:
         """Ask a connection whether it lives, unless it answered a moment ago.
 
         So a poll of five short queries costs one question, and not five.
         """
         if time.monotonic() - self._used_at.get(conn, -RESTED_SECONDS) >= RESTED_SECONDS:
-            ConnectionPool.check_connection(conn)
+            with conn.waiting(POOL_WAIT_SECONDS):
+                ConnectionPool.check_connection(conn)
 
-    def _drop(self, pool: ConnectionPool) -> None:
+    def _configure(self, conn: TimedConnection) -> None:
+        with conn.waiting(CONNECT_SECONDS):
+            self._set_up(conn)
+            _register_vectors(conn)
+        conn.read_timeout = self._read_timeout
+        conn.ask = lambda: self.connect(vectors=False, read_timeout=POOL_WAIT_SECONDS)
+
+    def _set_up(self, conn: psycopg.Connection[Any]) -> None:
+        idle = round(1000 * self._idle_seconds)
+        conn.execute(_SET_UP_SESSION, {"pid": conn.info.backend_pid, "idle": str(idle)})
+
+    def _drop(self, pool: ConnectionPool[TimedConnection]) -> None:
         with self._lock:
             if self._pool is not pool:
                 return
@@ -196,16 +221,11 @@ class Database:
         pool.close(timeout=0)
 
 
-def _configure(conn: psycopg.Connection) -> None:
-    _set_up_session(conn)
-    _register_vectors(conn)
-
-
 # A pooler in transaction mode lends the server's session to others too, so these are set only
 # where the session is ours: a pooler does not tell its clients the server process's own number.
 # idle_in_transaction: a holder that hangs inside a transaction lets go of its locks in half a
-# lease. There is no statement_timeout: building an index or deleting a version may take long, and
-# client_connection_check_interval ends the statements of clients that are gone.
+# lease, or in a minute. There is no statement_timeout: building an index or deleting a version may
+# take long, and client_connection_check_interval ends the statements of clients that are gone.
 _SET_UP_SESSION = """
 select set_config(name, value, false)
 from (
@@ -216,14 +236,10 @@ from (
         ('tcp_keepalives_count', '4'),
         ('tcp_user_timeout', '40000'),
         ('client_connection_check_interval', '10000'),
-        ('idle_in_transaction_session_timeout', '60000')
+        ('idle_in_transaction_session_timeout', %(idle)s)
 ) as settings (name, value)
 where pg_backend_pid() = %(pid)s
 """
-
-
-def _set_up_session(conn: psycopg.Connection[Any]) -> None:
-    conn.execute(_SET_UP_SESSION, {"pid": conn.info.backend_pid})
 
 
 def _register_vectors(conn: psycopg.Connection[Any]) -> None:

@@ -58,6 +58,7 @@ from leasequeue.serve import connect, migrate_engine, serve
 from leasequeue.settle import LOST, Done, Settled, sentence, settle
 from leasequeue.stages import Run, engine_stages, seldom
 from leasequeue.throttle import due
+from leasequeue.timed_connection import TimedConnection, read_timeout
 from leasequeue.worker import Worker
 from leasequeue.workers import deregister, heartbeat, list_workers, register, worker_id
 from leasequeue.workspaces import ensure_workspace, lock_workspace
@@ -85,6 +86,7 @@ __all__ = [
     "Settled",
     "ShuttingDown",
     "Stage",
+    "TimedConnection",
     "TimedOut",
     "Worker",
     "add_connection",
@@ -117,6 +119,7 @@ __all__ = [
     "poll",
     "promote",
     "read_migrations",
+    "read_timeout",
     "reconnect_delay",
     "record_result",
     "register",

@@ -1,7 +1,8 @@
 """A whole worker in one call, for whoever has no wiring of their own.
 
 What it adds to `Worker` is the connections: a pool of 4 (rule L17), one for the keeper, and
-settings that notice a dead network within 40 seconds, a third of a lease.
+settings that notice a dead network within 40 seconds, a third of a lease. A connection of the pool
+that is alive and silent is given up after half a lease, unless the server is at work for it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from psycopg_pool import ConnectionPool
 from leasequeue.migrate import apply_migrations, engine_migrations
 from leasequeue.poll import Stage
 from leasequeue.stages import Handler, engine_stages
+from leasequeue.timed_connection import TimedConnection, read_timeout
 from leasequeue.worker import GRACE_SECONDS, POLL_SECONDS, Worker
 
 Connection = psycopg.Connection[Any]
@@ -40,9 +42,11 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def connect(conninfo: str) -> Connection:
+def connect(conninfo: str) -> TimedConnection:
     """A connection as the engine wants it: autocommit, nothing prepared, a dead network noticed."""
-    return psycopg.connect(_with_defaults(conninfo), autocommit=True, prepare_threshold=None)
+    return TimedConnection.connect(
+        _with_defaults(conninfo), autocommit=True, prepare_threshold=None
+    )
 
 
 def migrate_engine(conninfo: str) -> list[str]:
@@ -70,7 +74,7 @@ def serve(
     """
     # The pool warns of each try to connect; the worker says the same once a second.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
-    with closing(_Connections(conninfo)) as connections:
+    with closing(_Connections(conninfo, read_timeout(lease_seconds))) as connections:
         worker = Worker(
             connections.connect,
             connections.lend,
@@ -99,11 +103,12 @@ class _Connections:
     sessions on what is a standby now: alive, and of no use.
     """
 
-    def __init__(self, conninfo: str) -> None:
+    def __init__(self, conninfo: str, read_timeout: float) -> None:
         self._conninfo = conninfo
+        self._read_timeout = read_timeout
         self._lock = threading.Lock()
-        self._pool: ConnectionPool[Connection] | None = None
-        self._checked_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+        self._pool: ConnectionPool[TimedConnection] | None = None
+        self._checked_at: WeakKeyDictionary[TimedConnection, float] = WeakKeyDictionary()
 
     def connect(self) -> Connection:
         return connect(self._conninfo)
@@ -113,30 +118,42 @@ class _Connections:
         with self._open().connection() as conn:
             yield conn
 
-    def _open(self) -> ConnectionPool[Connection]:
+    def _open(self) -> ConnectionPool[TimedConnection]:
         """The pool; a connection before its first tells at once why there can be none."""
         with self._lock:
             if self._pool is None:
                 self.connect().close()
                 self._pool = ConnectionPool(
                     _with_defaults(self._conninfo),
+                    connection_class=TimedConnection,
                     kwargs={"autocommit": True, "prepare_threshold": None},
                     min_size=1,
                     max_size=POOL_SIZE_MAX,
                     timeout=POOL_WAIT_SECONDS,
+                    configure=self._configure,
                     check=self._check,
                     open=True,
                 )
             return self._pool
 
-    def _check(self, conn: Connection) -> None:
+    def _configure(self, conn: TimedConnection) -> None:
+        conn.read_timeout = self._read_timeout
+        conn.ask = self._ask
+
+    def _ask(self) -> TimedConnection:
+        conn = connect(self._conninfo)
+        conn.read_timeout = POOL_WAIT_SECONDS
+        return conn
+
+    def _check(self, conn: TimedConnection) -> None:
         """Ask whether it still works, unless it answered within the last second.
 
         So the stages of one poll, which each borrow one, ask once.
         """
         now = time.monotonic()
         if now - self._checked_at.get(conn, -math.inf) > CHECK_SECONDS:
-            ConnectionPool.check_connection(conn)
+            with conn.waiting(POOL_WAIT_SECONDS):
+                ConnectionPool.check_connection(conn)
             self._checked_at[conn] = now
 
     def close(self) -> None:

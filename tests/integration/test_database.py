@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 
-from leasequeue import is_outage
+from leasequeue import TimedConnection, is_outage
 from planroom import embedded
 from planroom.config import Settings
 from planroom.database import (
@@ -23,7 +23,7 @@ from planroom.database import (
 )
 from planroom.errors import DatabaseUnusable
 from support.folder import reachable_folder
-from support.tcp_proxy import proxied
+from support.tcp_proxy import Proxy, proxied
 
 
 def settings_for(url: str) -> Settings:
@@ -135,6 +135,112 @@ def test_q18_the_server_lets_go_of_the_locks_of_a_client_that_is_gone(
     }
 
 
+def test_q18_a_short_lease_s_holder_lets_go_of_its_locks_in_half_of_it(settings: Settings) -> None:
+    short = settings.model_copy(update={"lease_seconds": 6.0})
+    with Database(short).connect() as conn:
+        shown = conn.execute("show idle_in_transaction_session_timeout").fetchone()
+    assert shown == ("3s",)
+
+
+def execute(conn: psycopg.Connection) -> None:
+    conn.execute("select 1")
+
+
+def commit(conn: psycopg.Connection) -> None:
+    with conn.transaction():
+        conn.execute("select 1")
+
+
+@pytest.mark.parametrize("ask", [execute, commit])
+def test_q18_a_server_that_is_alive_and_silent_is_given_up(
+    database_url: str, ask: Callable[[psycopg.Connection], None]
+) -> None:
+    with (
+        proxied(database_url) as proxy,
+        Database(settings_for(proxy.url)).connect(read_timeout=0.3) as conn,
+    ):
+        ask(conn)
+        proxy.freeze()
+
+        with pytest.raises(psycopg.OperationalError, match="has said nothing") as caught:
+            ask(conn)
+
+        assert is_outage(caught.value)
+        assert conn.closed
+
+
+def test_q18_a_pool_whose_connections_are_all_silent_is_replaced(database_url: str) -> None:
+    with (
+        proxied(database_url) as proxy,
+        Database(settings_for(proxy.url)) as database,
+    ):
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                execute(stack.enter_context(database.connection()))
+        proxy.freeze()
+        database._used_at.clear()  # pyright: ignore[reportPrivateUsage]
+
+        with pytest.raises(psycopg.OperationalError) as caught, database.connection():
+            pass
+
+        assert is_outage(caught.value)
+        with database.connection() as conn:
+            execute(conn)
+
+
+def ask_over_another(database: Database, conn: psycopg.Connection) -> None:
+    assert isinstance(conn, TimedConnection)
+    conn.read_timeout = 0.3
+    conn.ask = lambda: database.connect(vectors=False)
+
+
+def test_a_server_that_is_at_work_may_be_silent(database: Database) -> None:
+    with database.connect() as conn:
+        ask_over_another(database, conn)
+        with conn.transaction():
+            conn.execute("select pg_sleep(1)")
+
+
+@pytest.mark.parametrize("lost", ["asking", "answering"])
+def test_q18_a_server_that_has_long_been_done_is_given_up(
+    database: Database, database_url: str, lost: str
+) -> None:
+    with (
+        proxied(database_url) as proxy,
+        Database(settings_for(proxy.url)).connect() as conn,
+    ):
+        ask_over_another(database, conn)
+        proxy.freeze(asking=lost == "asking", answering=lost == "answering")
+        with pytest.raises(psycopg.OperationalError, match="has said nothing"):
+            conn.execute("select pg_sleep(0.2)")
+
+
+def copy_half(conn: psycopg.Connection, proxy: Proxy) -> None:
+    """Begin a COPY, and end it when what is sent gets lost."""
+    with conn.cursor().copy("copy workers (id) from stdin") as copy:
+        copy.write_row(["half"])
+        proxy.freeze(asking=True, answering=False)
+
+
+def test_q18_a_copy_that_waits_for_its_client_is_given_up(
+    database: Database, database_url: str
+) -> None:
+    with (
+        proxied(database_url) as proxy,
+        Database(settings_for(proxy.url)).connect() as conn,
+    ):
+        ask_over_another(database, conn)
+        with pytest.raises(psycopg.OperationalError, match="has said nothing"):
+            copy_half(conn, proxy)
+        assert conn.closed
+
+
+def test_a_server_that_goes_on_talking_may_take_its_time(database_url: str) -> None:
+    slowly = "select repeat('x', 9000), pg_sleep(0.2) from generate_series(1, 6)"
+    with Database(settings_for(database_url)).connect(read_timeout=0.6) as conn:
+        assert len(conn.execute(slowly).fetchall()) == 6
+
+
 def test_what_the_url_says_wins_over_our_defaults(database_url: str) -> None:
     url = make_conninfo(database_url, keepalives_idle=7, application_name="mine")
 
@@ -179,9 +285,12 @@ def test_q17_the_sessions_of_a_demoted_server_are_dropped(
     database_url: str, connection: psycopg.Connection
 ) -> None:
     with Database(settings_for(database_url), name="planroom test") as database:
-        with database.connection() as conn:
-            before = conn.info.backend_pid
-            conn.execute("set default_transaction_read_only = on")
+        before = set[int]()
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                conn = stack.enter_context(database.connection())
+                conn.execute("set default_transaction_read_only = on")
+                before.add(conn.info.backend_pid)
         with (
             pytest.raises(psycopg.errors.ReadOnlySqlTransaction) as caught,
             database.connection() as conn,
@@ -190,7 +299,7 @@ def test_q17_the_sessions_of_a_demoted_server_are_dropped(
         assert is_outage(caught.value)
 
         with database.connection() as conn:
-            assert conn.info.backend_pid != before
+            assert conn.info.backend_pid not in before
             conn.execute("update maintenance_state set reason = 'x'")
 
 
@@ -216,7 +325,7 @@ def test_q27_behind_a_pooler_the_shared_session_s_settings_are_left_alone(
     """A pooler tells its client another process number than the one that answers."""
     with psycopg.connect(database_url, autocommit=True) as conn:
         before = conn.execute("show idle_in_transaction_session_timeout").fetchone()
-        conn.execute(_SET_UP_SESSION, {"pid": conn.info.backend_pid + 1})
+        conn.execute(_SET_UP_SESSION, {"pid": conn.info.backend_pid + 1, "idle": "1000"})
         assert conn.execute("show idle_in_transaction_session_timeout").fetchone() == before
 
 

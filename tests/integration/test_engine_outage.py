@@ -17,6 +17,7 @@ from conftest import reachable_folder
 from planroom import embedded
 from support.engine import World, await_true, scalar
 from support.engine_worker import worker_process
+from support.tcp_proxy import proxied
 
 Connection = psycopg.Connection[Any]
 
@@ -91,6 +92,20 @@ def test_q16_a_restart_is_outlived_by_idle_and_busy_workers_in_the_same_process(
         for process in (busy, idle):
             process.terminate()
             assert process.wait(10) == 0
+
+
+def test_q18_connections_that_are_alive_and_silent_are_given_up(
+    database_url: str, tmp_path: Path
+) -> None:
+    with (
+        proxied(database_url) as proxy,
+        worker_process(proxy.url, tmp_path / "log", poll_seconds=0.05, lease_seconds=6.0) as worker,
+    ):
+        _await_status(database_url, _run(database_url, "first"), "succeeded")
+        proxy.freeze()
+        _await_status(database_url, _run(database_url, "second"), "succeeded")
+        worker.terminate()
+        assert worker.wait(10) == 0
 
 
 def test_q17_a_standby_that_cannot_write_is_waited_out_with_a_line_a_second(

@@ -257,11 +257,6 @@ class Fleet:
         with self.connect() as conn:
             return not any_pending(conn)
 
-    def is_over_or_freed(self) -> bool:
-        """Whether nothing is left to do; until then sessions that hang in a transaction end."""
-        self.end_idle_transactions(3.0)
-        return self.is_over()
-
     def waits_for(self, error_code: str) -> bool:
         """Whether a document was given back because of this."""
         with self.connect() as conn:

@@ -22,7 +22,7 @@ EMPTY_NAMES = {"common", "helper", "helpers", "manager", "misc", "util", "utils"
 FLOORS: list[set[str]] = [
     # leasequeue: pure, then SQL with one function a transition, then the loop.
     {"leasequeue.errors", "leasequeue.backoff", "leasequeue.crashpoint", "leasequeue.outage"},
-    {"leasequeue.abort", "leasequeue.migrate"},
+    {"leasequeue.abort", "leasequeue.migrate", "leasequeue.timed_connection"},
     {
         "leasequeue.lease",
         "leasequeue.workspaces",
