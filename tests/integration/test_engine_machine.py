@@ -90,6 +90,8 @@ class Job:
 connection_indexes = st.integers(0, len(SOURCES) - 1)
 any_lease = st.integers(0, 10**6)
 workers = st.sampled_from(["alice", "bob"])
+holder_writes = st.sampled_from(["renew", "checkpoint", "control", "result"])
+endings = st.sampled_from(["succeeded", "partial", "failed", "requeue", "release"])
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -384,9 +386,11 @@ class EngineMachine(RuleBasedStateMachine):
             self.now += timedelta(seconds=LEASE_SECONDS + 1)
 
     @precondition(lambda self: self.leases)
-    @rule(pick=any_lease, write=st.sampled_from(["renew", "checkpoint", "control", "result"]))
+    @rule(pick=any_lease, write=holder_writes)
     def a_holder_goes_on(self, pick: int, write: str) -> None:
-        lease = self._some_lease(pick)
+        self._go_on(self._some_lease(pick), write)
+
+    def _go_on(self, lease: Lease, write: str) -> None:
         current = self._is_current(lease)
         try:
             heard: bool | None = None
@@ -412,11 +416,7 @@ class EngineMachine(RuleBasedStateMachine):
             job.failures = job.crashes = 0
 
     @precondition(lambda self: self.leases)
-    @rule(
-        pick=any_lease,
-        ending=st.sampled_from(["succeeded", "partial", "failed", "requeue", "release"]),
-        delay=st.sampled_from([0, 5, 300]),
-    )
+    @rule(pick=any_lease, ending=endings, delay=st.sampled_from([0, 5, 300]))
     def a_holder_lets_go(self, pick: int, ending: str, delay: int) -> None:
         self._let_go_of(self._some_lease(pick), ending, delay)
 
@@ -553,6 +553,54 @@ class EngineMachine(RuleBasedStateMachine):
         assert [row[0] for row in rows] == self.scheduled
         for source, number in rows:
             self._enqueued(source, number)
+
+    # What single steps seldom come to by chance
+
+    @rule(first=connection_indexes, purged=connection_indexes)
+    def a_purge_comes_between(self, first: int, purged: int) -> None:
+        """Into a fleet with one run at work, and more queued behind it (L12)."""
+        for lease in self.leases:
+            if self._is_current(lease):
+                self._let_go_of(lease, "succeeded", 0)
+        for index in range(len(SOURCES)):
+            self.somebody_reconnects(index)
+        self._enqueue(first)
+        self._claim("early")
+        self.somebody_asks_for_a_purge(purged)
+        for index in range(len(SOURCES)):
+            self._enqueue(index)
+        self._claim("late")
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=any_lease, ending=endings)
+    def a_cancel_meets_the_end(self, pick: int, ending: str) -> None:
+        """Asked for while the holder is about to let go (L7), and once more after it (L16)."""
+        lease = self._some_lease(pick)
+        if lease.id in self.jobs:
+            place = sorted(self.jobs).index(lease.id)
+            self.somebody_cancels(place)
+            self._let_go_of(lease, ending, 0)
+            self.somebody_cancels(place)
+
+    @rule(write=holder_writes)
+    def a_worker_is_late_for_its_own_successor(self, write: str) -> None:
+        """One of the same name holds the row by then: the token alone tells them apart (L2)."""
+        before = len(self.leases)
+        self._claim("doomed")
+        self.now += timedelta(seconds=LEASE_SECONDS + 1)
+        self._claim("doomed")
+        for lease in self.leases[before:]:
+            self._go_on(lease, write)
+
+    @rule(write=holder_writes)
+    def a_second_try_gets_on(self, write: str) -> None:
+        """What failed or died before is forgiven by progress, and by nothing else (L9)."""
+        self.workers_fail_at_what_they_claim(1)
+        self.workers_die_of_what_they_claim(1)
+        before = len(self.leases)
+        self._claim("lucky")
+        for lease in self.leases[before:]:
+            self._go_on(lease, write)
 
     @rule()
     def old_history_goes(self) -> None:
