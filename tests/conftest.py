@@ -8,6 +8,7 @@ be allowed to create databases.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -39,6 +40,12 @@ sys.stdin.read()
 embedded.stop(Path(sys.argv[1]))
 shutil.rmtree(sys.argv[1])
 """
+
+
+def pytest_configure() -> None:
+    """Hear SIGINT, as the tests' processes are to: in the background a shell has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -625,10 +625,12 @@ def _nothing_readable(conn: Connection, lease: Lease, row: dict[str, Any]) -> Do
     if failed == pages:
         first = conn.execute(_FIRST_FAILURE, {"id": lease.id}).fetchone()
         why = "" if first is None or first[0] is None else f" The first one: {first[0]}"
-        return DocumentFailed(f"None of its {pages} pages could be read.{why}", code="unreadable")
+        unread = "Its only page could not" if pages == 1 else f"None of its {pages} pages could"
+        return DocumentFailed(f"{unread} be read.{why}", code="unreadable")
+    bare = "Its only page has no text." if pages == 1 else f"None of its {pages} pages has text."
+    some = f" {failed} of them could not be read." if failed else ""
     return DocumentFailed(
-        f"None of its {pages} pages has text: {row['image_only_pages']} are images only"
-        f" and {failed} could not be read.",
+        bare + some,
         code="no_text",
         hint="Scans need their text recognised (OCR) before they can be searched.",
     )

@@ -171,6 +171,8 @@ class PlanRoom:
             self.database.connection,
             version=version(),
             poll_seconds=self.settings.poll_seconds,
+            # Whoever waits for certain files has been interrupted; a fleet's worker was told to go.
+            forced_exit_code=0 if file_ids is None else 128 + signal.SIGINT,
         )
         self._presences.enter_context(Presence(self.settings.home, worker.name))
         if file_ids is None:

@@ -50,6 +50,7 @@ class Worker:
 
     `connect` opens a connection in autocommit mode for the keeper; `connection` lends one from
     the worker's pool. `stages` is set afterwards: a stage that works on jobs calls `perform`.
+    `forced_exit_code` is the process's when the grace is over and it leaves by force.
     `after_outage` is called after a poll that failed, before the next. `clock` is for tests alone:
     while it answers None the database's own now() counts (rule L3).
     """
@@ -63,6 +64,7 @@ class Worker:
         version: str = "",
         poll_seconds: float = POLL_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
+        forced_exit_code: int = 0,
         after_outage: Callable[[], None] = lambda: None,
         clock: Callable[[], datetime | None] = lambda: None,
     ) -> None:
@@ -72,6 +74,7 @@ class Worker:
         self._connection = connection
         self._poll_seconds = poll_seconds
         self._grace_seconds = grace_seconds
+        self._forced_exit_code = forced_exit_code
         self._after_outage = after_outage
         self.clock = clock
         self._wake = threading.Event()
@@ -224,7 +227,7 @@ class Worker:
         """End the process when the loop has not ended by itself, whatever it is stuck in."""
         if not self._left.wait(self._grace_seconds):
             log.warning("not done within %s s: leaving", self._grace_seconds)
-            self._leave(0)
+            self._leave(self._forced_exit_code)
 
     def _leave(self, code: int) -> None:
         """End the process, with the lease given back if the database answers in time."""

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from planroom.config import Settings
@@ -87,6 +88,29 @@ def test_l10_an_interrupted_index_gives_its_lease_back_and_the_same_command_goes
     attempts = planroom("status", "set.pdf", "--json").document["attempts"]
     assert [attempt["outcome"] for attempt in attempts] == ["released", "ready"]
     assert attempts[1]["pages_read"] == 0
+
+
+@pytest.mark.slow
+def test_l10_an_interrupted_index_that_is_stuck_in_the_database_is_left_with_130(
+    planroom: Commands,
+    server: EmbeddingServer,
+    document: Path,
+    connection: psycopg.Connection,
+) -> None:
+    """The batch cannot be committed, for its row is locked; nothing that is committed is lost."""
+    with stopped_in_second_batch(planroom, server, "index", document) as process:
+        with connection.transaction():
+            connection.execute("select 1 from file_ingestions for update")
+            server.release()
+            server.wait_for_embedded(20)
+            process.send_signal(signal.SIGINT)
+            said = end(process)
+        again = planroom("index", document)
+
+    assert said.code == 130
+    assert "not done within 8.0 s: leaving" in said.err
+    assert again.code == 0
+    assert "set.pdf: resuming at chunk 11 of" in again.out
 
 
 def test_an_interrupt_is_an_event_for_machines(

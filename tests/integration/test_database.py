@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 
 from leasequeue import TimedConnection, is_outage
+from planroom import database as database_module
 from planroom import embedded
 from planroom.config import Settings
 from planroom.database import (
@@ -29,6 +30,12 @@ from support.tcp_proxy import Proxy, proxied
 def settings_for(url: str) -> Settings:
     values: dict[str, Any] = {"_env_file": None, "database_url": SecretStr(url)}
     return Settings(**values)
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a pool that has nothing to lend."""
+    monkeypatch.setattr(database_module, "POOL_WAIT_SECONDS", 0.5)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import psycopg
 from psycopg.rows import dict_row
@@ -51,6 +51,16 @@ def await_true(condition: Callable[[], bool], otherwise: str, seconds: float = 3
         if time.monotonic() > until:
             raise AssertionError(otherwise)
         pause.wait(0.01)
+
+
+class Victim(Protocol):
+    """A process that can be killed."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
 
 
 class Process:
@@ -235,13 +245,13 @@ class Fleet:
         with psycopg.connect(self.database_url, autocommit=True) as conn:
             yield conn
 
-    def expire_leases(self, process: Process | None = None) -> int:
+    def expire_leases(self, process: Victim | None = None) -> int:
         """Let the leases of a process, or all, run out now, so that no test waits for it."""
         pid = "" if process is None else f":{process.pid}:"
         with self.connect() as conn:
             return conn.execute(_EXPIRE, {"pid": pid}).rowcount
 
-    def is_at_work(self, team: Sequence[Process]) -> bool:
+    def is_at_work(self, team: Sequence[Victim]) -> bool:
         """Whether one of these processes holds a lease."""
         with self.connect() as conn:
             owners = [row[0] for row in conn.execute(_OWNERS)]
@@ -262,7 +272,7 @@ class Fleet:
         with self.connect() as conn:
             return conn.execute(_WAITS, {"code": error_code}).rowcount > 0
 
-    def kill_one(self, team: Sequence[Process], rng: random.Random) -> bool:
+    def kill_one(self, team: Sequence[Victim], rng: random.Random) -> bool:
         """Kill one of these at random, sparing whose document may not lose a third worker."""
         with self.connect() as conn, conn.transaction():
             # Held for the moment, so that nobody claims or commits between the look and the kill.
