@@ -111,7 +111,12 @@ class EmbeddingServer:
     """
 
     def __init__(
-        self, dimensions: int = 64, *, latency_seconds: float = 0.0, port: int = 0
+        self,
+        dimensions: int = 64,
+        *,
+        latency_seconds: float = 0.0,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self.dimensions = dimensions
         self.latency_seconds = latency_seconds
@@ -122,8 +127,8 @@ class EmbeddingServer:
         self._changed = threading.Condition()
         self._released = threading.Event()
         self._closing = threading.Event()
-        self._server = _Server(("127.0.0.1", port), self)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        self._server = _Server((host, port), self)
+        self.url = f"http://{host}:{self._server.server_address[1]}/v1"
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
         )

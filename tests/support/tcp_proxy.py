@@ -41,12 +41,12 @@ class _Pair:
 class Proxy:
     """Forwards bytes between a port of its own and the server."""
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, database_url: str, host: str = "127.0.0.1") -> None:
         given = conninfo_to_dict(database_url)
         self._host = unquote(str(given["host"]))
         self._port = int(given.get("port") or 5432)
         self._pairs: list[_Pair] = []
-        self._address = ("127.0.0.1", 0)
+        self._address = (host, 0)
         self.accept()
         self.url = make_conninfo(database_url, host=self._address[0], port=self._address[1])
 
@@ -127,9 +127,9 @@ def _forward(source: socket.socket, target: socket.socket, in_vain: threading.Ev
 
 
 @contextmanager
-def proxied(database_url: str) -> Generator[Proxy]:
+def proxied(database_url: str, host: str = "127.0.0.1") -> Generator[Proxy]:
     """A proxy beside the block."""
-    proxy = Proxy(database_url)
+    proxy = Proxy(database_url, host)
     try:
         yield proxy
     finally:
