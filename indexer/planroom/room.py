@@ -7,6 +7,7 @@ a program that embeds planroom can do whatever they do.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -15,7 +16,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+import numpy as np
 import psycopg
+from numpy.typing import NDArray
 
 import leasequeue
 from leasequeue import Pause, Worker, ensure_workspace
@@ -24,19 +27,22 @@ from planroom.blobs import BlobStore
 from planroom.config import Settings
 from planroom.connectors import open_connector
 from planroom.database import Database
+from planroom.embed import Embedder, name_of
 from planroom.errors import NotFound, PlanroomError
 from planroom.ingest import current_fingerprint
 from planroom.intake import Taken
 from planroom.model import Fingerprint
 from planroom.presence import Presence
 from planroom.projects import ensure_project, find_project, project_settings
-from planroom.search import Hit, Mode, Scope, clean_query, search
+from planroom.search import Hit, Mode, Scope, clean_query, list_embedders, search
 from planroom.stages import Embedders, all_stages, ingest_stages
 from planroom.verify import Verification, verify
 from planroom.version import version
 
 Connection = psycopg.Connection[Any]
 Row = dict[str, Any]
+
+log = logging.getLogger("planroom")
 
 
 class PlanRoom:
@@ -201,30 +207,44 @@ class PlanRoom:
         """The `k` sheets that answer best, of what is published in this project.
 
         `project` names another; `file`, of any project, and `sheet` narrow it; `all_projects`
-        widens it to the workspace. Raises NotFound for a file or project that is not there.
+        widens it to the workspace. What was indexed with an embedder that cannot be had here is
+        searched by its words, with a warning in the log; in `vector` mode that is an error. Raises
+        NotFound for a file or project that is not there.
         """
         mode = Mode(mode)
         with self.database.connection() as conn:
-            project_id, settings = None, self.settings
+            project_id = None
             file_id = None if file is None else self._find(conn, file, project)
             if file_id is not None:
                 project_id = self._project_of(conn, file_id)
             elif not all_projects:
                 project_id = find_project(conn, self.workspace_id, project or self.settings.project)
-            if project_id is not None:
-                settings = project_settings(conn, self.workspace_id, project_id, self.settings)
-            embedder = self._embedders.open(settings)
+            scope = Scope(self.workspace_id, project_id, file_id, sheet)
             words = clean_query(query)
-            vector = None if mode is Mode.TEXT or not words else embedder.embed([words])[0]
-            return search(
-                conn,
-                Scope(self.workspace_id, project_id, file_id, sheet),
-                query,
-                vector=vector,
-                embedder_identity=embedder.identity,
-                k=k,
-                mode=mode,
+            wanted = list_embedders(conn, scope) if words and mode is not Mode.TEXT else []
+            vectors: dict[str, NDArray[np.float32]] = {}
+            for identity in wanted:
+                try:
+                    embedder = self._open_embedder(identity)
+                except PlanroomError as error:
+                    if mode is Mode.VECTOR:
+                        raise
+                    log.warning("What %s embedded is searched by words alone: %s", identity, error)
+                else:
+                    vectors[identity] = embedder.embed([words])[0]
+            return search(conn, scope, query, vectors=vectors, k=k, mode=mode)
+
+    def _open_embedder(self, identity: str) -> Embedder:
+        """The embedder that documents were indexed with, if this process can have it."""
+        chosen = self.settings.model_copy(update={"embedder": name_of(identity)})
+        embedder = self._embedders.open(chosen)
+        if embedder.identity != identity:
+            raise PlanroomError(
+                f"The embedder is {embedder.identity} by now.",
+                code="embedder_changed",
+                hint="Index again what was indexed before, or set the embedder as it was.",
             )
+        return embedder
 
     # -- looking after ---------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Search: which sheet answers a question, in one workspace, among published versions only.
 
-Rankings by meaning (vectors), by words (Postgres full text) and by title are fused by reciprocal
-rank (Cormack, Clarke and Büttcher, SIGIR 2009): a sheet that several find beats one that only one
-finds, and no scores of different kinds are compared. By its title a scan without text is found too.
-A sheet whose number the query names comes before all of that.
+Rankings by meaning (vectors, one ranking an embedder), by words (Postgres full text) and by title
+are fused by reciprocal rank (Cormack, Clarke and Büttcher, SIGIR 2009): a sheet that several find
+beats one that only one finds, and no scores of different kinds are compared. By its title a scan
+without text is found too. A sheet whose number the query names comes before all of that.
 
 All of one search reads one snapshot of the database, so a version that is published meanwhile is
 seen whole or not at all.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, LiteralString
@@ -135,6 +135,24 @@ _ON_SHEET: LiteralString = """
 """
 
 
+_EMBEDDERS_IN_SCOPE: LiteralString = (
+    "with scope as ("
+    + _SCOPE
+    + """)
+    select distinct job.embedder
+      from file_ingestions as job
+     where job.id in (select ingestion_id from scope)
+       and job.total_units > 0
+     order by job.embedder
+"""
+)
+
+
+def list_embedders(conn: Connection, scope: Scope) -> list[str]:
+    """The identities of the embedders whose vectors a search of this scope would compare."""
+    return [row[0] for row in conn.execute(_EMBEDDERS_IN_SCOPE, scope.parameters)]
+
+
 # `strict_order`: an index scan goes on until enough rows of the scope have come, nearest first.
 _BEGIN: LiteralString = "set transaction isolation level repeatable read, read only"
 _SET_UP: LiteralString = "select set_config('hnsw.iterative_scan', 'strict_order', true)"
@@ -145,15 +163,14 @@ def search(
     scope: Scope,
     query: str,
     *,
-    vector: NDArray[np.float32] | None,
-    embedder_identity: str,
+    vectors: Mapping[str, NDArray[np.float32]],
     k: int = 10,
     mode: Mode = Mode.HYBRID,
 ) -> list[Hit]:
     """The `k` best sheets for `query`, best first; the same again for the same database.
 
-    `vector` is the query's, of shape (dimensions,), by the embedder of that identity; it is
-    compared only with chunks of the same embedder, and may be None in `text` mode. `conn` is
+    `vectors` are the query's, each of shape (dimensions,), by the identity of its embedder; each is
+    compared only with chunks of the same embedder, and none is needed in `text` mode. `conn` is
     outside a transaction. Raises PlanroomError (`query_empty`).
     """
     text = clean_query(query)
@@ -164,8 +181,9 @@ def search(
     with conn.transaction():
         conn.execute(_BEGIN)
         conn.execute(_SET_UP)
-        if mode is not Mode.TEXT and vector is not None and text:
-            _fuse(found, "vector", _rank_by_vector(conn, scope, vector, embedder_identity, limit))
+        if mode is not Mode.TEXT and text:
+            for identity, vector in sorted(vectors.items()):
+                _fuse(found, "vector", _rank_by_vector(conn, scope, vector, identity, limit))
         if mode is not Mode.VECTOR and text:
             _fuse(found, "text", _rank_by_text(conn, scope, text, limit))
             titled = _rank_by_title(conn, scope, text, limit)

@@ -13,7 +13,7 @@ import pytest
 
 import planroom
 from planroom.config import Settings
-from planroom.errors import InputRefused, NotFound
+from planroom.errors import InputRefused, NotFound, PlanroomError
 from planroom.room import PlanRoom
 from support.command import Commands, end
 from support.embedding_server import EmbeddingServer, Fault
@@ -59,6 +59,38 @@ def test_a_file_is_known_by_its_name_its_number_and_the_end_of_its_path(
             room.status("et.pdf")
         assert room.remove(taken.file_id) is True
         assert room.remove(taken.file_id) is False
+
+
+def test_documents_of_different_embedders_are_all_found_by_meaning(
+    settings: Settings, tmp_path: Path
+) -> None:
+    for embedder in ("static", "hashing"):
+        own = settings.model_copy(update={"embedder": embedder, "project": embedder})
+        with PlanRoom(own) as room:
+            room.index(make_document(tmp_path / f"{embedder}.pdf", pages=3, blank_every=0))
+
+    with PlanRoom(settings) as room:
+        hits = room.search("beam column slab", mode="vector", all_projects=True)
+        assert {hit.file for hit in hits} == {"static.pdf", "hashing.pdf"}
+        for embedder in ("static", "hashing"):
+            hits = room.search("beam column slab", mode="vector", project=embedder)
+            assert {hit.file for hit in hits} == {f"{embedder}.pdf"}
+
+
+def test_what_an_embedder_of_another_version_indexed_is_found_by_its_words_and_that_is_said(
+    settings: Settings, document: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with PlanRoom(settings) as room:
+        room.index(document)
+        with room.database.connection() as conn:
+            conn.execute("update file_ingestions set embedder = 'hashing/0 of old'")
+
+        assert room.search("sheet of job")
+        assert "hashing/0 of old embedded is searched by words alone" in caplog.text
+        with pytest.raises(PlanroomError) as caught:
+            room.search("sheet of job", mode="vector")
+        assert caught.value.code == "embedder_changed"
+        assert room.search("sheet of job", mode="text")
 
 
 def test_what_is_refused_leaves_nothing(settings: Settings, tmp_path: Path) -> None:

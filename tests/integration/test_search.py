@@ -130,8 +130,7 @@ def test_every_question_about_the_set_is_answered_by_its_sheet(
                 bench.conn,
                 Scope(bench.workspace, bench.project),
                 query,
-                vector=embedder.embed([query])[0],
-                embedder_identity=embedder.identity,
+                vectors={embedder.identity: embedder.embed([query])[0]},
             )
             if hits[0].sheet_number != sheet:
                 wrong[query] = numbers(hits)[:3]
@@ -306,8 +305,7 @@ def test_odd_characters_are_searched_for_like_any(bench: Bench, tmp_path: Path, 
             bench.conn,
             scope,
             query,
-            vector=vector,
-            embedder_identity=bench.embedder.identity,
+            vectors={bench.embedder.identity: vector},
             mode=mode,
         )
         if not clean_query(query):

@@ -259,15 +259,14 @@ class Bench:
         self, query: str, *, k: int = 10, mode: Mode = Mode.HYBRID, **scope: Any
     ) -> list[Hit]:
         """Search this workspace and project."""
-        vector = None if mode is Mode.TEXT else HashingEmbedder().embed([query])[0]
+        vectors = {self.embedder.identity: HashingEmbedder().embed([query])[0]}
         narrowed: dict[str, Any] = {"project_id": self.project, **scope}
         where = Scope(self.workspace, **narrowed)
         return search(
             self.conn,
             where,
             query,
-            vector=vector,
-            embedder_identity=self.embedder.identity,
+            vectors={} if mode is Mode.TEXT else vectors,
             k=k,
             mode=mode,
         )

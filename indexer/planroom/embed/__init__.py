@@ -15,7 +15,12 @@ from planroom.embed.embedder import Embedder, EmbeddingInvalid, no_abort
 if TYPE_CHECKING:
     from planroom.config import Settings
 
-__all__ = ["Embedder", "EmbeddingInvalid", "no_abort", "open_embedder"]
+__all__ = ["Embedder", "EmbeddingInvalid", "name_of", "no_abort", "open_embedder"]
+
+
+def name_of(identity: str) -> str:
+    """What `settings.embedder` calls the embedder with this identity."""
+    return identity.partition("/")[0]
 
 
 def open_embedder(settings: Settings, name: str | None = None) -> Embedder:
