@@ -229,7 +229,7 @@ class PlanRoom:
                 except PlanroomError as error:
                     if mode is Mode.VECTOR:
                         raise
-                    log.warning("What %s embedded is searched by words alone: %s", identity, error)
+                    log.warning("Some of it is searched by words alone: %s", error)
                 else:
                     vectors[identity] = embedder.embed([words])[0]
             return search(conn, scope, query, vectors=vectors, k=k, mode=mode)
@@ -240,7 +240,7 @@ class PlanRoom:
         embedder = self._embedders.open(chosen)
         if embedder.identity != identity:
             raise PlanroomError(
-                f"The embedder is {embedder.identity} by now.",
+                f"It was indexed with {identity}; the embedder is {embedder.identity} by now.",
                 code="embedder_changed",
                 hint="Index again what was indexed before, or set the embedder as it was.",
             )

@@ -86,7 +86,7 @@ def test_what_an_embedder_of_another_version_indexed_is_found_by_its_words_and_t
             conn.execute("update file_ingestions set embedder = 'hashing/0 of old'")
 
         assert room.search("sheet of job")
-        assert "hashing/0 of old embedded is searched by words alone" in caplog.text
+        assert "searched by words alone: It was indexed with hashing/0 of old" in caplog.text
         with pytest.raises(PlanroomError) as caught:
             room.search("sheet of job", mode="vector")
         assert caught.value.code == "embedder_changed"
