@@ -43,7 +43,7 @@ from resume_parts.run import Result, Run, Work, database  # noqa: E402
 
 from planroom import embedded  # noqa: E402
 
-SHEETS = 220
+SHEETS = 300
 
 
 def main() -> int:
@@ -137,6 +137,10 @@ def _run(
     with console.status(said), database(url, name) as own:
         result = Run(own, folder / kind, work).perform(kills, number, given.seed)
     console.print(f"{said}: {result.seconds:.1f} s")
+    if len(result.kills) < kills:
+        console.print(
+            f"It was over after {len(result.kills)}: give more work, or fewer kills, for them all."
+        )
     return result
 
 

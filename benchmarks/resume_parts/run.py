@@ -132,7 +132,7 @@ class Run:
             self._started_at = time.monotonic()
             sampler = threading.Thread(target=self._sample, daemon=True)
             sampler.start()
-            done = [self._kill(share, number, seed) for share in _shares(kills, seed)]
+            done = list(self._kill_at(_shares(kills, seed), number, seed))
             await_true(self._fleet.is_over, "the work did not end", PATIENCE_SECONDS)
             seconds = time.monotonic() - self._started_at
             self._over.set()
@@ -193,10 +193,27 @@ class Run:
 
     # -- kills -----------------------------------------------------------------------------------
 
-    def _kill(self, share: float, number: signal.Signals, seed: int) -> Kill:
-        """Wait for that share of the work, hit a worker at work, and replace it."""
+    def _kill_at(
+        self, shares: Sequence[float], number: signal.Signals, seed: int
+    ) -> Generator[Kill]:
+        """Kill at each of these shares of the work, until it is over."""
+        for share in shares:
+            kill = self._kill(share, number, seed)
+            if kill is None:
+                return
+            yield kill
+
+    def _kill(self, share: float, number: signal.Signals, seed: int) -> Kill | None:
+        """Wait for that share of the work, hit a worker at work, and replace it.
+
+        None when the work ends without a worker to hit any more.
+        """
         rng = random.Random(f"{seed} {share}")
-        await_true(lambda: self._share_done() >= share, "no progress", PATIENCE_SECONDS)
+        await_true(
+            lambda: self._share_done() >= share or self._fleet.is_over(),
+            "no progress",
+            PATIENCE_SECONDS,
+        )
         threading.Event().wait(rng.uniform(0.0, 1.5 * self._work.latency_seconds))
         with self._fleet.connect() as conn:
             await_true(
@@ -205,7 +222,8 @@ class Run:
                 PATIENCE_SECONDS,
             )
             victims = self._victims(conn)
-            assert victims, "the work ended before the last kill: give fewer, or more work"
+            if not victims:
+                return None
             document, owner, pages, units, token = rng.choice(victims)
             self._killed_at_units[document] = units
             slot = cast(int, self._slot_of_owner(owner))
@@ -315,9 +333,12 @@ def _settings(work: Work) -> dict[str, Any]:
 
 
 def _shares(kills: int, seed: int) -> list[float]:
-    """At which shares of the work the kills fall due: spread over it, with jitter."""
+    """At which shares of the work the kills fall due: spread over it, with jitter.
+
+    None falls due at its very end: while one worker is replaced the others get on.
+    """
     rng = random.Random(seed)
-    return [(number + rng.uniform(0.2, 0.8)) / kills for number in range(kills)]
+    return [(number + rng.uniform(0.2, 0.8)) / (kills + 1) for number in range(kills)]
 
 
 _PROGRESS = """

@@ -24,6 +24,7 @@ from support.fleet import (
     Fleet,
     Process,
     await_true,
+    is_alive,
     make_document,
 )
 
@@ -40,19 +41,10 @@ class Child:
 
     pid: int
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it is there and has not ended."""
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-        return state != "Z"
-
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         os.kill(self.pid, signal.SIGKILL)
-        await_true(lambda: not self.is_alive, f"{self.pid} did not die")
+        await_true(lambda: not is_alive(self.pid), f"{self.pid} did not die")
 
 
 def supervise(fleet: Fleet) -> Process:
@@ -64,7 +56,7 @@ def supervise(fleet: Fleet) -> Process:
 def children(supervisor: Process) -> list[Child]:
     """Its workers at this moment."""
     pids = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
-    return [child for child in map(Child, map(int, pids)) if child.is_alive]
+    return [child for child in map(Child, map(int, pids)) if is_alive(child.pid)]
 
 
 def await_work(fleet: Fleet, supervisor: Process) -> None:
@@ -103,7 +95,7 @@ def test_a_supervisor_and_its_workers_are_killed_and_nothing_changes(
             orphans = children(supervisor)
             supervisor.kill()
             await_true(
-                lambda: not any(orphan.is_alive for orphan in orphans),  # noqa: B023 - not kept
+                lambda: not any(is_alive(orphan.pid) for orphan in orphans),  # noqa: B023 - not kept
                 "they outlived their supervisor",
                 ALIVE_SECONDS,
             )

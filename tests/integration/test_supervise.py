@@ -17,7 +17,7 @@ import pytest
 from planroom.config import Settings
 from planroom.supervise import Patience
 from support.command import Commands
-from support.fleet import await_true, make_document
+from support.fleet import await_true, is_alive, make_document
 
 
 @pytest.fixture
@@ -68,17 +68,9 @@ def supervised(planroom: Commands, *options: str) -> Generator[Supervised]:
         yield running
     finally:
         for pid in [running.process.pid, *running.started()]:
-            if alive(pid):
+            if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
         running.process.wait()
-
-
-def alive(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_a_killed_worker_is_replaced_and_sigterm_ends_all_in_order(planroom: Commands) -> None:
@@ -122,7 +114,7 @@ def test_workers_stop_in_order_when_their_supervisor_is_killed(planroom: Command
         running.process.kill()
         running.process.wait()
 
-        running.wait_for(lambda: not any(map(alive, workers)))
+        running.wait_for(lambda: not any(map(is_alive, workers)))
 
         assert len(running.lines("worker stopped")) == 2
     assert planroom("workers", "--json").document["workers"] == []

@@ -53,6 +53,19 @@ def await_true(condition: Callable[[], bool], otherwise: str, seconds: float = 3
         pause.wait(0.01)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and has not ended; a stopped one is alive."""
+    try:
+        return _state(pid) != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _state(pid: int) -> str:
+    """The letter that /proc has for it, as `T` for stopped and `Z` for ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 class Victim(Protocol):
     """A process that can be killed."""
 
@@ -99,7 +112,7 @@ class Process:
         """Return once it was stopped by a signal."""
 
         def stopped() -> bool:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            state = _state(self.pid)
             assert state != "Z", f"process {self.pid} ended before it stopped:\n{self.said()}"
             return state == "T"
 
