@@ -76,7 +76,9 @@ class Database:
         schema is behind, `DatabaseUnusable` (`schema_behind`) says to run `planroom migrate`.
         """
         database = cls(settings, name=name)
-        with database._first_connection() as conn:
+        # A migration waits for others and takes its time; a look at the schema does not.
+        patience = math.inf if database.is_embedded else CONNECT_SECONDS
+        with database._first_connection(patience) as conn:
             if database.is_embedded:
                 migrate_database(conn)
             else:
@@ -99,10 +101,10 @@ class Database:
             return migrate_database(conn)
 
     @contextmanager
-    def _first_connection(self) -> Generator[psycopg.Connection]:
+    def _first_connection(self, read_timeout: float = math.inf) -> Generator[psycopg.Connection]:
         """A connection whose failure is told to a person, not to a loop that tries again."""
         try:
-            with self.connect(vectors=False) as conn:
+            with self.connect(vectors=False, read_timeout=read_timeout) as conn:
                 yield conn
         except psycopg.OperationalError as error:
             raise DatabaseUnusable(

@@ -95,6 +95,23 @@ def project_settings(
     return _merged(defaults, row[0]) if row[0] else defaults
 
 
+_EMBEDDERS = """
+    select distinct settings->>'embedder'
+      from projects
+     where workspace_id = %(workspace_id)s
+       and (%(project_id)s::bigint is null or id = %(project_id)s)
+       and settings->>'embedder' is not null
+"""
+
+
+def embedders_set(
+    conn: Connection, workspace_id: int, project_id: int | None, defaults: Settings
+) -> set[str]:
+    """The embedders that the defaults, or a project's own settings, name: of one, or of all."""
+    parameters = {"workspace_id": workspace_id, "project_id": project_id}
+    return {defaults.embedder, *(row[0] for row in conn.execute(_EMBEDDERS, parameters))}
+
+
 def _merged(defaults: Settings, own: Mapping[str, Any]) -> Settings:
     """The defaults with a project's own settings over them, checked as a whole."""
     given = {name: getattr(defaults, name) for name in Settings.model_fields}

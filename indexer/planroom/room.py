@@ -10,6 +10,7 @@ import contextlib
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,19 +22,24 @@ import psycopg
 from numpy.typing import NDArray
 
 import leasequeue
-from leasequeue import Pause, Worker, ensure_workspace
+from leasequeue import LeaseQueueError, Pause, Worker, ensure_workspace
 from planroom import files, ingestions, intake, status
 from planroom.blobs import BlobStore
 from planroom.config import Settings
 from planroom.connectors import open_connector
 from planroom.database import Database
-from planroom.embed import Embedder, name_of
+from planroom.embed import LOCAL, name_of
 from planroom.errors import NotFound, PlanroomError
 from planroom.ingest import current_fingerprint
 from planroom.intake import Taken
 from planroom.model import Fingerprint
 from planroom.presence import Presence
-from planroom.projects import ensure_project, find_project, project_settings
+from planroom.projects import (
+    embedders_set,
+    ensure_project,
+    find_project,
+    project_settings,
+)
 from planroom.search import Hit, Mode, Scope, clean_query, list_embedders, search
 from planroom.stages import Embedders, all_stages, ingest_stages
 from planroom.verify import Verification, verify
@@ -43,6 +49,9 @@ Connection = psycopg.Connection[Any]
 Row = dict[str, Any]
 
 log = logging.getLogger("planroom")
+
+QUERY_SECONDS = 10.0
+"""How long a search waits for the vector of its query."""
 
 
 class PlanRoom:
@@ -220,31 +229,49 @@ class PlanRoom:
             elif not all_projects:
                 project_id = find_project(conn, self.workspace_id, project or self.settings.project)
             scope = Scope(self.workspace_id, project_id, file_id, sheet)
-            words = clean_query(query)
-            wanted = list_embedders(conn, scope) if words and mode is not Mode.TEXT else []
-            vectors: dict[str, NDArray[np.float32]] = {}
-            for identity in wanted:
-                try:
-                    embedder = self._open_embedder(identity)
-                except PlanroomError as error:
-                    if mode is Mode.VECTOR:
-                        raise
-                    log.warning("Some of it is searched by words alone: %s", error)
-                else:
-                    vectors[identity] = embedder.embed([words])[0]
+            identities = list_embedders(conn, scope)
+            names = embedders_set(conn, self.workspace_id, project_id, self.settings)
+        vectors: dict[str, NDArray[np.float32]] = {}
+        words = clean_query(query)
+        for identity in identities if words and mode is not Mode.TEXT else []:
+            try:
+                vectors[identity] = self._embed(words, identity, names)
+            except (PlanroomError, LeaseQueueError) as error:
+                if mode is Mode.VECTOR:
+                    raise
+                log.warning("Some of it is searched by words alone: %s", error)
+        with self.database.connection() as conn:
             return search(conn, scope, query, vectors=vectors, k=k, mode=mode)
 
-    def _open_embedder(self, identity: str) -> Embedder:
-        """The embedder that documents were indexed with, if this process can have it."""
-        chosen = self.settings.model_copy(update={"embedder": name_of(identity)})
-        embedder = self._embedders.open(chosen)
+    def _embed(self, words: str, identity: str, names: set[str]) -> NDArray[np.float32]:
+        """The vector of a query by the embedder that documents were indexed with.
+
+        No query is sent to a service that nothing here is set to use.
+        """
+        name = name_of(identity)
+        if name not in LOCAL | names:
+            raise PlanroomError(
+                f"It was indexed with {identity}, which is not set here.",
+                code="embedder_not_set",
+                hint="Set PLANROOM_EMBEDDER to it, or index again.",
+            )
+        embedder = self._embedders.open(self.settings.model_copy(update={"embedder": name}))
         if embedder.identity != identity:
             raise PlanroomError(
                 f"It was indexed with {identity}; the embedder is {embedder.identity} by now.",
                 code="embedder_changed",
                 hint="Index again what was indexed before, or set the embedder as it was.",
             )
-        return embedder
+        until = time.monotonic() + QUERY_SECONDS
+
+        def check() -> None:
+            if time.monotonic() >= until:
+                raise PlanroomError(
+                    f"The embedding service did not answer within {QUERY_SECONDS:g} s.",
+                    code="embedder_unreachable",
+                )
+
+        return embedder.embed([words], check)[0]
 
     # -- looking after ---------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ UNQUEUED_PER_POLL = 50
 EVICT_EVERY = timedelta(seconds=15)
 SWEEP_ROWS = 5000
 INDEX_EVERY = timedelta(minutes=10)
+INDEX_SECONDS_MAX = 6 * 3600
 ORPHANS_PER_POLL = 500
 ORPHANS_EVERY = timedelta(hours=1)
 
@@ -85,7 +86,7 @@ def ingest_stages(
 
     def evict_frozen() -> int:
         with database.connection() as conn:
-            return sum(evict(conn, table) for table in (ingestions.INGESTIONS, RUNS))
+            return evict(conn, ingestions.INGESTIONS)
 
     def enqueue() -> int:
         with database.connection() as conn:
@@ -140,6 +141,8 @@ def upkeep_stages(worker: Worker, database: Database, blobs: BlobStore) -> list[
         with database.connection() as conn:
             if not due(conn, "index_vectors", INDEX_EVERY):
                 return 0
+        # It also waits for the transactions of others, however long they are.
+        with database.connect(read_timeout=INDEX_SECONDS_MAX) as conn:
             return build_vector_indexes(conn, stopping=lambda: worker.stopping)
 
     return [

@@ -23,6 +23,7 @@ from leasequeue import runs
 from leasequeue.abort import AbortSignal
 from leasequeue.connections import mark_purged
 from leasequeue.errors import Cancelled, Partial
+from leasequeue.evict import evict
 from leasequeue.lease import Lease
 from leasequeue.poll import Stage
 from leasequeue.settle import Done, Settled
@@ -32,6 +33,7 @@ from leasequeue.worker import Worker
 Connection = psycopg.Connection[Any]
 Lend = Callable[[], AbstractContextManager[Connection]]
 
+EVICT_EVERY = timedelta(seconds=15)
 RETENTION_EVERY = timedelta(hours=1)
 SCHEDULED_PER_POLL = 100
 PROMOTED_PER_POLL = 10
@@ -81,7 +83,7 @@ def engine_stages(
     lease_seconds: float = 120.0,
     retention_days: int = 90,
 ) -> list[Stage]:
-    """Schedules, promotions, one run a poll, and the removal of old history."""
+    """Schedules, promotions, one run a poll, and upkeep: old history, frozen holders."""
     kinds = sorted(handlers)
 
     def schedule() -> int:
@@ -91,6 +93,10 @@ def engine_stages(
     def promote() -> int:
         with lend() as conn:
             return runs.promote(conn, PROMOTED_PER_POLL, now=worker.clock())
+
+    def evict_frozen() -> int:
+        with lend() as conn:
+            return evict(conn, runs.RUNS, now=worker.clock())
 
     def run_one() -> int:
         with lend() as conn:
@@ -104,6 +110,7 @@ def engine_stages(
         Stage("promote", promote),
         Stage("run", run_one),
         Stage("retain", _retain(worker, lend, retention_days)),
+        Stage("evict", seldom(evict_frozen, EVICT_EVERY)),
     ]
 
 

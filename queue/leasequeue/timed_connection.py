@@ -6,8 +6,9 @@ answered (case Q18). A job that waits there would be renewed by its keeper, whos
 another one, for ever.
 
 A statement that takes long is silent, too. So before the connection breaks, the server is asked,
-over another one, whether the session is at work. Behind a pooler nobody can tell, since the
-session's number is not the client's: there silence alone decides.
+over another one, whether the session is at work. One that waits for a lock is not: the lock may be
+that of a session which lost its client, and whoever waits for it has to get on. Behind a pooler
+nobody can tell, since the session's number is not the client's: there silence alone decides.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, LiteralString, TypeVar
+from typing import Any, LiteralString, NoReturn, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
@@ -36,7 +37,8 @@ class TimedConnection(psycopg.Connection[TupleRow]):
     """Breaks, with OperationalError, when the server has said nothing for `read_timeout` seconds.
 
     Every wait of psycopg for the server goes through `wait`: statements, COPY, commits. `ask` opens
-    the connection over which the server may say that it is at work; without it, it never is.
+    the connection over which the server may say that it is at work; without it, it never is. Not
+    for a connection that only listens: to be silent is its work.
     """
 
     read_timeout: float = math.inf
@@ -66,33 +68,42 @@ class TimedConnection(psycopg.Connection[TupleRow]):
                     heard_at = time.monotonic()
                 elif time.monotonic() - heard_at >= self.read_timeout:
                     if not self._server_is_at_work():
-                        # Whatever becomes of it there, nobody here may go on with this session.
-                        self.pgconn.finish()
-                        raise psycopg.OperationalError(
-                            f"the server has said nothing for {self.read_timeout:g} s"
-                        )
+                        # Its answer may have come while it was asked.
+                        ready = yield asked
+                        if not ready:
+                            self._break()
                     heard_at = time.monotonic()
                 asked = gen.send(ready)
         except StopIteration as done:
             return done.value
 
+    def _break(self) -> NoReturn:
+        """Whatever becomes of the session there, nobody here may go on with it."""
+        self.pgconn.finish()
+        raise psycopg.OperationalError(f"the server has said nothing for {self.read_timeout:g} s")
+
     def _server_is_at_work(self) -> bool:
+        """What the server says; where it cannot be asked, it is not, unless it has no room left."""
         if self.ask is None:
             return False
         try:
             with self.ask() as conn:
                 return conn.execute(_AT_WORK, {"pid": self.pgconn.backend_pid}).rowcount > 0
-        except psycopg.Error:
+        except psycopg.errors.TooManyConnections:
+            return True
+        except Exception:  # noqa: BLE001 - it is whoever opens the connection who raises
             return False
+        except BaseException:
+            self.pgconn.finish()
+            raise
 
 
-# A session that waits for its client does not work for it.
 _AT_WORK: LiteralString = """
     select 1
       from pg_stat_activity
      where pid = %(pid)s
        and datname = current_database()
-       and usename = current_user
+       and usename = session_user
        and state = 'active'
-       and wait_event_type is distinct from 'Client'
+       and coalesce(wait_event_type, '') not in ('Client', 'Lock')
 """

@@ -35,10 +35,10 @@ NOBODY = "02:00:00:00:00:01"
 class Machine:
     """A network namespace that reaches this machine at `address`, until its packets get lost."""
 
-    address = "10.213.57.1"
-    _its_address = "10.213.57.2"
-
     def __init__(self) -> None:
+        subnet = f"10.213.{os.getpid() // 64 % 256}"
+        first = 4 * (os.getpid() % 64)
+        self.address, self._its_address = f"{subnet}.{first + 1}", f"{subnet}.{first + 2}"
         self._name = f"planroom-{os.getpid()}"
         self._here, self._there = f"prh{os.getpid()}", f"prt{os.getpid()}"
         self.enter = ["ip", "netns", "exec", self._name]

@@ -31,6 +31,7 @@ from support.fleet import (
 SEED = int(os.environ.get("PLANROOM_TEST_SEED", "0")) or random.randrange(1, 10**6)
 WORKERS = 3
 KILLS = 8
+SUPERVISOR_AFTER = 2
 LATENCY_SECONDS = 0.2
 PAUSE_SECONDS_MAX = 0.6
 
@@ -83,7 +84,7 @@ def test_a_supervisor_and_its_workers_are_killed_and_nothing_changes(
     calm = [calm_run(document) for document in documents]
     fleet.take_in(*documents)
     fleet.server.latency_seconds = LATENCY_SECONDS
-    supervisor = supervise(fleet)
+    supervisor, supervisors = supervise(fleet), 1
     for number in range(KILLS):
         await_work(fleet, supervisor)
         threading.Event().wait(rng.uniform(0.0, PAUSE_SECONDS_MAX))
@@ -91,7 +92,7 @@ def test_a_supervisor_and_its_workers_are_killed_and_nothing_changes(
             break
         fleet.kill_one(children(supervisor), rng)
         fleet.check_invariants()
-        if number == KILLS // 2:
+        if number == SUPERVISOR_AFTER:
             orphans = children(supervisor)
             supervisor.kill()
             await_true(
@@ -101,9 +102,11 @@ def test_a_supervisor_and_its_workers_are_killed_and_nothing_changes(
             )
             assert not fleet.is_over()
             supervisor = supervise(fleet)
+            supervisors += 1
     fleet.server.latency_seconds = 0.0
     assert supervisor.wait() == 0, supervisor.said()
 
+    assert supervisors == 2, "the work was over before the supervisor was killed"
     fleet.check_invariants()
     assert fleet.outcomes() == {
         document.name: one.outcome for document, one in zip(documents, calm, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,10 +33,10 @@ def settings_for(url: str) -> Settings:
     return Settings(**values)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a pool that has nothing to lend."""
-    monkeypatch.setattr(database_module, "POOL_WAIT_SECONDS", 0.5)
+    """Nobody waits long for a pool that has nothing to lend."""
+    monkeypatch.setattr(database_module, "POOL_WAIT_SECONDS", 2.0)
 
 
 @pytest.fixture
@@ -58,6 +59,7 @@ def test_both_kinds_of_connection_know_vectors_and_commit_by_themselves(
             assert conn.execute("show application_name").fetchone() == ("planroom test",)
 
 
+@pytest.mark.usefixtures("impatience")
 def test_no_more_than_four_connections_are_lent(database: Database) -> None:
     """L17: a worker's pool has four."""
     with contextlib.ExitStack() as stack:
@@ -176,6 +178,7 @@ def test_q18_a_server_that_is_alive_and_silent_is_given_up(
         assert conn.closed
 
 
+@pytest.mark.usefixtures("impatience")
 def test_q18_a_pool_whose_connections_are_all_silent_is_replaced(database_url: str) -> None:
     with (
         proxied(database_url) as proxy,
@@ -206,6 +209,43 @@ def test_a_server_that_is_at_work_may_be_silent(database: Database) -> None:
         ask_over_another(database, conn)
         with conn.transaction():
             conn.execute("select pg_sleep(1)")
+
+
+def test_an_answer_that_comes_while_the_server_is_asked_is_taken(database: Database) -> None:
+    def ask_slowly() -> psycopg.Connection:
+        threading.Event().wait(0.8)
+        return database.connect(vectors=False)
+
+    with database.connect() as conn:
+        ask_over_another(database, conn)
+        conn.ask = ask_slowly  # pyright: ignore[reportAttributeAccessIssue]
+        assert conn.execute("select pg_sleep(0.6), 7").fetchone() == ("", 7)
+
+
+def test_q18_a_lock_that_is_not_let_go_of_is_waited_for_no_longer_than_a_silent_server(
+    database: Database,
+) -> None:
+    """It may be that of a session which has lost its client, as this one's own of before."""
+    lock = "select 1 from maintenance_state for update"
+    with database.connect() as holder, holder.transaction(), database.connect() as conn:
+        holder.execute(lock)
+        ask_over_another(database, conn)
+        with pytest.raises(psycopg.OperationalError, match="has said nothing"):
+            conn.execute(lock)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), psycopg.OperationalError("no")])
+def test_q18_a_server_that_cannot_be_asked_is_given_up(
+    database: Database, error: Exception
+) -> None:
+    def fail() -> psycopg.Connection:
+        raise error
+
+    with database.connect() as conn:
+        ask_over_another(database, conn)
+        conn.ask = fail  # pyright: ignore[reportAttributeAccessIssue]
+        with pytest.raises(psycopg.OperationalError, match="has said nothing"):
+            conn.execute("select pg_sleep(2)")
 
 
 @pytest.mark.parametrize("lost", ["asking", "answering"])
@@ -265,6 +305,7 @@ where application_name = 'planroom test' and datname = current_database()
 """
 
 
+@pytest.mark.usefixtures("impatience")
 def test_q16_a_server_that_goes_away_is_an_outage_and_its_return_is_noticed(
     database_url: str, connection: psycopg.Connection
 ) -> None:

@@ -108,6 +108,25 @@ def test_q18_connections_that_are_alive_and_silent_are_given_up(
         assert worker.wait(10) == 0
 
 
+@pytest.mark.slow
+def test_q18_a_worker_outlives_a_silence_in_the_middle_of_its_transaction(
+    database_url: str, tmp_path: Path
+) -> None:
+    """Its session stands on the server with the row locked; the same worker puts it out."""
+    with (
+        proxied(database_url) as proxy,
+        worker_process(proxy.url, tmp_path / "log", poll_seconds=0.05, lease_seconds=6.0),
+    ):
+        run = _run(database_url, "held", "hold")
+        _await_status(database_url, run, "running")
+        proxy.freeze()
+        await_true(
+            lambda: _status(database_url, run) == "succeeded", (tmp_path / "log").read_text(), 90.0
+        )
+    with psycopg.connect(database_url) as conn:
+        assert World.new(conn).outcomes(run) == ["expired", "succeeded"]
+
+
 def test_q17_a_standby_that_cannot_write_is_waited_out_with_a_line_a_second(
     database_url: str, connection: Connection, tmp_path: Path
 ) -> None:

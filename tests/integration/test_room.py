@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 import planroom
+from planroom import room as room_module
 from planroom.config import Settings
 from planroom.errors import InputRefused, NotFound, PlanroomError
 from planroom.room import PlanRoom
@@ -91,6 +94,51 @@ def test_what_an_embedder_of_another_version_indexed_is_found_by_its_words_and_t
             room.search("sheet of job", mode="vector")
         assert caught.value.code == "embedder_changed"
         assert room.search("sheet of job", mode="text")
+
+
+@pytest.fixture
+def remote(settings: Settings) -> Generator[tuple[Settings, EmbeddingServer]]:
+    """Settings for an embedding service, and the service."""
+    with EmbeddingServer(8) as server:
+        chosen = {
+            "embedder": "openai",
+            "openai_base_url": server.url,
+            "openai_dimensions": server.dimensions,
+            "openai_api_key": SecretStr("none"),
+        }
+        yield settings.model_copy(update=chosen), server
+
+
+def test_a_query_whose_service_is_away_is_answered_by_words_and_that_is_said(
+    remote: tuple[Settings, EmbeddingServer],
+    document: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room_module, "QUERY_SECONDS", 0.3)
+    settings, server = remote
+    with PlanRoom(settings) as room:
+        room.index(document)
+        server.fail_next(*[Fault("hang")] * 3)
+
+        assert room.search("sheet of job")
+        assert "searched by words alone: The embedding service did not answer" in caplog.text
+        with pytest.raises(PlanroomError, match="did not answer within"):
+            room.search("sheet of job", mode="vector")
+
+
+def test_no_query_is_sent_to_a_service_that_nothing_here_is_set_to_use(
+    remote: tuple[Settings, EmbeddingServer], document: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, server = remote
+    with PlanRoom(settings) as room:
+        room.index(document)
+    asked = len(server.received)
+
+    with PlanRoom(settings.model_copy(update={"embedder": "hashing"})) as room:
+        assert room.search("sheet of job", all_projects=True)
+        assert "which is not set here" in caplog.text
+    assert len(server.received) == asked
 
 
 def test_what_is_refused_leaves_nothing(settings: Settings, tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ def test_l15_a_poll_walks_schedules_promotions_a_run_and_retention(
     world: World, make: Make
 ) -> None:
     worker = make(lambda run: None)
-    assert [stage.name for stage in worker.stages] == ["schedule", "promote", "run", "retain"]
+    names = [stage.name for stage in worker.stages]
+    assert names == ["schedule", "promote", "run", "retain", "evict"]
     world.connection("a", interval_seconds=60)
     assert worker.poll().done == 2
     assert worker.poll().done == 0

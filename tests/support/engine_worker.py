@@ -31,6 +31,9 @@ def handle(run: Run) -> None:
             threading.Event().wait(600)
         case "compute":  # One that is deep in C, without the interpreter lock, and never returns.
             hashlib.pbkdf2_hmac("sha256", b"sheet", b"A-101", 2_000_000_000)
+        case "hold":  # One in the middle of its transaction, with its row locked.
+            with run.transaction() as conn:
+                conn.execute("select pg_sleep(1)")
         case "lock":  # One that waits in the database for what it will not get.
             with run.transaction() as conn:
                 conn.execute("select pg_advisory_xact_lock(1)")

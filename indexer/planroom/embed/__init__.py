@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from planroom.embed.embedder import Embedder, EmbeddingInvalid, no_abort
+from planroom.embed.embedder import LOCAL, Embedder, EmbeddingInvalid, no_abort
 
 if TYPE_CHECKING:
     from planroom.config import Settings
 
-__all__ = ["Embedder", "EmbeddingInvalid", "name_of", "no_abort", "open_embedder"]
+__all__ = ["LOCAL", "Embedder", "EmbeddingInvalid", "name_of", "no_abort", "open_embedder"]
 
 
 def name_of(identity: str) -> str:

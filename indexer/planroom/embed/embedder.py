@@ -16,6 +16,10 @@ def no_abort() -> None:
     """The `abort` of a caller that never gives up."""
 
 
+LOCAL = frozenset({"static", "hashing", "minilm"})
+"""The embedders that send no text to another machine."""
+
+
 class Embedder(Protocol):
     """Turns texts into unit vectors.
 
