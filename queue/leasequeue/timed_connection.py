@@ -83,14 +83,12 @@ class TimedConnection(psycopg.Connection[TupleRow]):
         raise psycopg.OperationalError(f"the server has said nothing for {self.read_timeout:g} s")
 
     def _server_is_at_work(self) -> bool:
-        """What the server says; where it cannot be asked, it is not, unless it has no room left."""
+        """What the server says; where it cannot be asked, silence decides."""
         if self.ask is None:
             return False
         try:
             with self.ask() as conn:
                 return conn.execute(_AT_WORK, {"pid": self.pgconn.backend_pid}).rowcount > 0
-        except psycopg.errors.TooManyConnections:
-            return True
         except Exception:  # noqa: BLE001 - it is whoever opens the connection who raises
             return False
         except BaseException:
