@@ -55,12 +55,9 @@ RUNS = names_of(
 )
 # Those that the default suite goes through; the slow one takes them all, and each twice.
 IMPORTANT = [
-    "ingest.begun",
     "pages.written",
     "batch.embedded",
-    "batch.fenced",
     "batch.written",
-    "batch.committed",
     "finish.tail_deleted",
     "finish.sealed",
 ]

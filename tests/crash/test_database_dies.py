@@ -181,7 +181,8 @@ def muteness(proxy: Proxy) -> None:
     proxy.freeze(asking=False)
 
 
-@pytest.mark.parametrize("break_it", [reset, pytest.param(silence, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("break_it", [reset, silence])
 def test_q18_a_network_that_breaks_costs_a_batch_a_worker_and_nothing_else(
     fleet: Fleet,
     document: Path,

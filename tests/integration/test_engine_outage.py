@@ -94,6 +94,7 @@ def test_q16_a_restart_is_outlived_by_idle_and_busy_workers_in_the_same_process(
             assert process.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_q18_connections_that_are_alive_and_silent_are_given_up(
     database_url: str, tmp_path: Path
 ) -> None:
