@@ -32,7 +32,7 @@ SEED = int(os.environ.get("PLANROOM_TEST_SEED", "0")) or random.randrange(1, 10*
 WORKERS = 3
 KILLS = 8
 SUPERVISOR_AFTER = 2
-LATENCY_SECONDS = 0.2
+LATENCY_SECONDS = 0.4
 PAUSE_SECONDS_MAX = 0.6
 
 
