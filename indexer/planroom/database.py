@@ -131,10 +131,7 @@ class Database:
         """
         conn = TimedConnection.connect(self.conninfo(), autocommit=True, prepare_threshold=None)
         try:
-            with conn.waiting(CONNECT_SECONDS):
-                self._set_up(conn)
-                if vectors:
-                    _register_vectors(conn)
+            self._set_up(conn, vectors=vectors)
             conn.read_timeout = read_timeout
         except BaseException:
             conn.close()
@@ -205,15 +202,16 @@ class Database:
                 ConnectionPool.check_connection(conn)
 
     def _configure(self, conn: TimedConnection) -> None:
-        with conn.waiting(CONNECT_SECONDS):
-            self._set_up(conn)
-            _register_vectors(conn)
+        self._set_up(conn)
         conn.read_timeout = self._read_timeout
         conn.ask = lambda: self.connect(vectors=False, read_timeout=POOL_WAIT_SECONDS)
 
-    def _set_up(self, conn: psycopg.Connection[Any]) -> None:
+    def _set_up(self, conn: TimedConnection, *, vectors: bool = True) -> None:
         idle = round(1000 * self._idle_seconds)
-        conn.execute(_SET_UP_SESSION, {"pid": conn.info.backend_pid, "idle": str(idle)})
+        with conn.waiting(CONNECT_SECONDS):
+            conn.execute(_SET_UP_SESSION, {"pid": conn.info.backend_pid, "idle": str(idle)})
+            if vectors:
+                _register_vectors(conn)
 
     def _drop(self, pool: ConnectionPool[TimedConnection]) -> None:
         with self._lock:

@@ -228,20 +228,29 @@ class PlanRoom:
                 project_id = self._project_of(conn, file_id)
             elif not all_projects:
                 project_id = find_project(conn, self.workspace_id, project or self.settings.project)
-            scope = Scope(self.workspace_id, project_id, file_id, sheet)
-            identities = list_embedders(conn, scope)
-            names = embedders_set(conn, self.workspace_id, project_id, self.settings)
-        vectors: dict[str, NDArray[np.float32]] = {}
+        scope = Scope(self.workspace_id, project_id, file_id, sheet)
         words = clean_query(query)
-        for identity in identities if words and mode is not Mode.TEXT else []:
+        vectors = {} if mode is Mode.TEXT or not words else self._vectors_of(words, scope, mode)
+        with self.database.connection() as conn:
+            return search(conn, scope, query, vectors=vectors, k=k, mode=mode)
+
+    def _vectors_of(self, words: str, scope: Scope, mode: Mode) -> dict[str, NDArray[np.float32]]:
+        """A query's vectors by the embedders of the scope that can be had, by their identities.
+
+        No connection is held while a service is asked.
+        """
+        with self.database.connection() as conn:
+            identities = list_embedders(conn, scope)
+            names = embedders_set(conn, self.workspace_id, scope.project_id, self.settings)
+        vectors: dict[str, NDArray[np.float32]] = {}
+        for identity in identities:
             try:
                 vectors[identity] = self._embed(words, identity, names)
             except (PlanroomError, LeaseQueueError) as error:
                 if mode is Mode.VECTOR:
                     raise
                 log.warning("Some of it is searched by words alone: %s", error)
-        with self.database.connection() as conn:
-            return search(conn, scope, query, vectors=vectors, k=k, mode=mode)
+        return vectors
 
     def _embed(self, words: str, identity: str, names: set[str]) -> NDArray[np.float32]:
         """The vector of a query by the embedder that documents were indexed with.

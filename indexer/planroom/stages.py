@@ -16,7 +16,7 @@ from leasequeue import (
     Worker,
     due,
     engine_stages,
-    evict,
+    evict_stage,
     expire,
     seldom,
 )
@@ -32,7 +32,6 @@ from planroom.sync import purge, sync
 from planroom.vector_index import build_vector_indexes
 
 UNQUEUED_PER_POLL = 50
-EVICT_EVERY = timedelta(seconds=15)
 SWEEP_ROWS = 5000
 INDEX_EVERY = timedelta(minutes=10)
 INDEX_SECONDS_MAX = 6 * 3600
@@ -84,10 +83,6 @@ def ingest_stages(
             forget(settings.home, dead)
         return len(dead)
 
-    def evict_frozen() -> int:
-        with database.connection() as conn:
-            return evict(conn, ingestions.INGESTIONS)
-
     def enqueue() -> int:
         with database.connection() as conn:
             return ingestions.enqueue_unqueued(conn, UNQUEUED_PER_POLL)
@@ -105,7 +100,7 @@ def ingest_stages(
 
     return [
         Stage("bury", bury),
-        Stage("evict", seldom(evict_frozen, EVICT_EVERY)),
+        evict_stage(worker, database.connection, ingestions.INGESTIONS),
         Stage("enqueue", enqueue),
         Stage("ingest", work_on_one),
     ]

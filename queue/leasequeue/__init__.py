@@ -56,7 +56,7 @@ from leasequeue.runs import (
 )
 from leasequeue.serve import connect, migrate_engine, serve
 from leasequeue.settle import LOST, Done, Settled, sentence, settle
-from leasequeue.stages import Run, engine_stages, seldom
+from leasequeue.stages import Run, engine_stages, evict_stage, seldom
 from leasequeue.throttle import due
 from leasequeue.timed_connection import TimedConnection, read_timeout
 from leasequeue.worker import Worker
@@ -104,6 +104,7 @@ __all__ = [
     "enqueue",
     "ensure_workspace",
     "evict",
+    "evict_stage",
     "expire",
     "heartbeat",
     "is_outage",

@@ -24,7 +24,7 @@ from leasequeue.abort import AbortSignal
 from leasequeue.connections import mark_purged
 from leasequeue.errors import Cancelled, Partial
 from leasequeue.evict import evict
-from leasequeue.lease import Lease
+from leasequeue.lease import Lease, LeaseTable
 from leasequeue.poll import Stage
 from leasequeue.settle import Done, Settled
 from leasequeue.throttle import due
@@ -94,10 +94,6 @@ def engine_stages(
         with lend() as conn:
             return runs.promote(conn, PROMOTED_PER_POLL, now=worker.clock())
 
-    def evict_frozen() -> int:
-        with lend() as conn:
-            return evict(conn, runs.RUNS, now=worker.clock())
-
     def run_one() -> int:
         with lend() as conn:
             claimed = runs.claim(conn, worker.name, lease_seconds, kinds, now=worker.clock())
@@ -110,8 +106,18 @@ def engine_stages(
         Stage("promote", promote),
         Stage("run", run_one),
         Stage("retain", _retain(worker, lend, retention_days)),
-        Stage("evict", seldom(evict_frozen, EVICT_EVERY)),
+        evict_stage(worker, lend, runs.RUNS),
     ]
+
+
+def evict_stage(worker: Worker, lend: Lend, table: LeaseTable) -> Stage:
+    """Put out the holders that froze with a row of `table` locked, a look every 15 s."""
+
+    def evict_frozen() -> int:
+        with lend() as conn:
+            return evict(conn, table, now=worker.clock())
+
+    return Stage("evict", seldom(evict_frozen, EVICT_EVERY))
 
 
 def _retain(worker: Worker, lend: Lend, days: int) -> Callable[[], int]:

@@ -28,6 +28,7 @@ from support.fleet import (
     ALIVE_SECONDS,
     BATCH_UNITS,
     PAGE_GROUP,
+    SEED,
     Calm,
     Fleet,
     Process,
@@ -36,7 +37,6 @@ from support.fleet import (
 )
 from support.tcp_proxy import Proxy, proxied
 
-SEED = int(os.environ.get("PLANROOM_TEST_SEED", "0")) or random.randrange(1, 10**6)
 LEASE_SECONDS = 6.0
 LATENCY_SECONDS = 0.1
 TEAM = 2

@@ -7,7 +7,6 @@ the kernel does with them is its own).
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import threading
@@ -25,6 +24,7 @@ from support.embedding_server import EmbeddingServer
 from support.fleet import (
     ALIVE_SECONDS,
     DIMENSIONS,
+    SEED,
     Fleet,
     Outcome,
     Process,
@@ -32,7 +32,6 @@ from support.fleet import (
     make_document,
 )
 
-SEED = int(os.environ.get("PLANROOM_TEST_SEED", "0")) or random.randrange(1, 10**6)
 SHORT_ROUNDS, SHORT_KILLS = 1, 6
 LONG_ROUNDS, LONG_KILLS = 14, 25
 PAUSE_SECONDS_MAX = 0.6

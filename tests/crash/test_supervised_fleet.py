@@ -20,6 +20,7 @@ import pytest
 from support.fleet import (
     ALIVE_SECONDS,
     BATCH_UNITS,
+    SEED,
     Calm,
     Fleet,
     Process,
@@ -28,7 +29,6 @@ from support.fleet import (
     make_document,
 )
 
-SEED = int(os.environ.get("PLANROOM_TEST_SEED", "0")) or random.randrange(1, 10**6)
 WORKERS = 3
 KILLS = 8
 SUPERVISOR_AFTER = 2

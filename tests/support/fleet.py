@@ -41,6 +41,7 @@ ALIVE_SECONDS = 60.0
 BATCH_UNITS = 20
 PAGE_GROUP = 4
 DIMENSIONS = 8
+SEED = int(os.environ.get("PLANROOM_TEST_SEED", "0")) or random.randrange(1, 10**6)
 
 
 def await_true(condition: Callable[[], bool], otherwise: str, seconds: float = 30.0) -> None:
